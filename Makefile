@@ -6,14 +6,15 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --no-compile -qq --disable-pip-version-check -c constraints.txt
 # One more than the number of cores: some tests wait for others.
 TEST_PROCESSES ?= 3
-TESTED := .[test,ocr,s3,video,delta,dask,ray,8bit,quantize,vlm,text,view,docs]
+TESTED := .[test,ocr,video,delta,duckdb,dask,ray,8bit,quantize,vlm,text,view,reward-server,docs]
+TORCH := $(shell grep -om1 'torch>=[^"]*' pyproject.toml)
 KILLS ?= 20
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
 # Some machines disable bytecode; hundreds of processes would then compile all their imports again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run check test test-all test-slow chaos gpu install install-test lint typecheck format bench docs clean
+.PHONY: run check test test-all test-slow test-newest test-lowest chaos gpu install install-test lint typecheck format bench docs clean
 
 run: install
 	$(BIN)/flowmill run configs/digits_crd.yaml
@@ -33,6 +34,21 @@ test: $(VENV)/.compiled
 
 test-slow: install-test
 	$(PYTEST) -m "slow and not campaign"
+
+# A part of the tests that uses every library, with the newest and the lowest releases that pyproject.toml allows.
+test-newest: export UV_RESOLUTION = highest
+test-lowest: export UV_RESOLUTION = lowest-direct
+test-lowest: TORCH := $(shell echo '$(TORCH)' | sed 's/>=\([^,]*\).*/==\1/')
+test-newest test-lowest: test-%: .venv-%/.installed
+	.venv-$*/bin/pytest -n $(TEST_PROCESSES) --dist loadgroup $$(.venv-$*/bin/python -m tests.support.libraries)
+
+# pip takes the CPU build of torch where it finds one; the lowest release has one, and uv keeps it.
+.venv-%/.installed: pyproject.toml
+	rm -rf .venv-$*
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --no-compile -qq --disable-pip-version-check uv '$(TORCH)'
+	.venv-$*/bin/uv pip install -q --python .venv-$*/bin/python -e '$(TESTED)'
+	touch $@
 
 chaos: install-test
 	$(PYTEST) -m campaign
@@ -90,4 +106,4 @@ docs: install-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-newest .venv-lowest build *.egg-info

@@ -34,7 +34,7 @@ def is_address(host: str) -> bool:
 
 
 def holds_token(authorization: str, token: str | None) -> bool:
-    """Return whether the value of a request's header ``Authorization`` is the bearer of a token, if one is wanted."""
+    """Return whether the value of a request's header ``Authorization`` is the bearer of a token, if one is required."""
     return token is None or secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import Component, Later, Section
+from flowmill.configs.base import Component, Later, Section
 
 
 class OverlongSection(Section):
@@ -24,8 +24,8 @@ class AdvantageSection(Section):
     """How rewards become advantages."""
 
     estimator: Annotated[Component, Later()] = Component(name="group")
-    """'group': one advantage per sample, computed with the other settings here. For language models also one per token:
-    gae, reinforce, rloo, reinforce_plus_plus. When absent, the estimator that the algorithm needs."""
+    """'group', or a class derived from it: one advantage per sample, computed with the other settings here. For
+    language models also one per token: gae, reinforce, rloo, reinforce_plus_plus. When absent, the algorithm's."""
     aggregation: Literal["sum", "gdpo"] = "sum"
     """Weighted sum of rewards, then normalization; or each reward normalized in its group first (GDPO)."""
     std: Literal["group", "global", "running", "none"] = "group"

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 #: Algorithms that add fresh noise to final latents and need no other part of a rollout; a test checks the list.
 FORWARD = frozenset(
-    {"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align", "sft", "kto"}
+    {"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align", "sft", "kto", "apo_zero"}
 )
 #: Algorithms that continue from stored states; a test checks the list.
 STATES = frozenset({"refl"})
 #: Algorithms whose advantages are per token, and the estimator each is defined with; a test checks the list.
 PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
+#: Names of algorithms in fingerprints: 'kto' was APO-zero, whose results keep their fingerprints under its own name.
+IDENTITIES = {"apo_zero": "kto", "kto": "kto 2"}
 #: Section and setting of each such default, and its value if the algorithm does not decide.
 _FOLLOWING = (("rollout", "plan", "all"), ("advantage", "estimator", "group"))
 
@@ -40,11 +42,11 @@ def with_followers(data: Any) -> Any:
         section = _section(data, part)
         if section is None:
             continue
-        given = section.get(setting)
-        if given is None and component is not None:
+        value = section.get(setting)
+        if value is None and component is not None:
             data = {**data, part: {**section, setting: {"name": component}}}
-        elif isinstance(given, Mapping) and "name" not in given:
-            data = {**data, part: {**section, setting: {"name": component or default, **given}}}
+        elif isinstance(value, Mapping) and "name" not in value:
+            data = {**data, part: {**section, setting: {"name": component or default, **value}}}
     return data
 
 
@@ -53,17 +55,17 @@ def _plan_of(algorithm: str) -> str | None:
     return "final" if algorithm in FORWARD else "late" if algorithm in STATES else None
 
 
-def without_followers(filled: dict[str, Any], given: Mapping[str, Any]) -> None:
+def without_followers(filled: dict[str, Any], original: Mapping[str, Any]) -> None:
     """Remove the filled-in names that a file does not give: an override may name another algorithm."""
     for part, setting, _ in _FOLLOWING:
         section = _section(filled, part) or {}
-        if setting not in (_section(given, part) or {}) and isinstance(section.get(setting), dict):
+        if setting not in (_section(original, part) or {}) and isinstance(section.get(setting), dict):
             section[setting].pop("name", None)
 
 
 def _section(data: Any, name: str) -> dict[str, Any] | None:
     """Return a section of raw data, {} if it is missing, None if it is not a mapping."""
-    found = data.get(name) if isinstance(data, Mapping) else None
-    if found is None:
+    section = data.get(name) if isinstance(data, Mapping) else None
+    if section is None:
         return {} if isinstance(data, Mapping) else None
-    return found if isinstance(found, dict) else None
+    return section if isinstance(section, dict) else None

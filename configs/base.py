@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from configs.addresses import check_passwords
+from flowmill.configs.addresses import check_passwords
 
 
 class Later:
@@ -22,6 +22,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Settings that no longer exist, and what to do instead."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, value: Any) -> Any:
+        # Stored configs name all settings of their time, most of them without a value.
+        if cls.removed and isinstance(value, Mapping):
+            return {name: each for name, each in value.items() if each or name not in cls.removed}
+        return value
 
     @field_validator("*")
     @classmethod
@@ -43,9 +53,9 @@ class Section(BaseModel):
             for name, field in type(self).model_fields.items()
             if any(isinstance(each, Later) for each in field.metadata) and getattr(self, name) == field.get_default()
         }
-        found = self.model_dump(mode="json", exclude=unset | set(exclude))
-        sections = {name: value for name in found if isinstance(value := getattr(self, name), Section)}
-        return {**found, **{name: value.fingerprinted() for name, value in sections.items()}}
+        values = self.model_dump(mode="json", exclude=unset | set(exclude))
+        sections = {name: value for name in values if isinstance(value := getattr(self, name), Section)}
+        return {**values, **{name: value.fingerprinted() for name, value in sections.items()}}
 
 
 class Component(Section):

@@ -1,4 +1,4 @@
-"""How a field of a request is given on the command line; its type, default and description are the field's."""
+"""How a field of a request is specified on the command line; its type, default and description are the field's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """How a field is given, if not as the option ``--its-name``."""
+    """How a field is specified, if not as the option ``--its-name``."""
 
     name: str | None = None
-    """Another name of the option; without dashes, the name of a positional argument; empty: it cannot be given."""
+    """Another name of the option; without dashes, the name of a positional argument; empty: it cannot be specified."""
     metavar: str | None = None
     """Name of the value in help."""
     default: Any = ...
@@ -22,10 +22,10 @@ class CommandLine:
 
 
 def command_line(name: str, field: FieldInfo) -> CommandLine:
-    """Return how a field is given, with the name and the default filled in."""
-    found = next((each for each in field.metadata if isinstance(each, CommandLine)), CommandLine())
-    default = found.default if found.default is not ... else None if field.default_factory else field.default
-    return replace(found, name=f"--{name.replace('_', '-')}" if found.name is None else found.name, default=default)
+    """Return how a field is specified, with the name and the default filled in."""
+    option = next((each for each in field.metadata if isinstance(each, CommandLine)), CommandLine())
+    default = option.default if option.default is not ... else None if field.default_factory else field.default
+    return replace(option, name=f"--{name.replace('_', '-')}" if option.name is None else option.name, default=default)
 
 
 def refusal(error: ValidationError) -> tuple[str, str]:

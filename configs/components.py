@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from configs.base import Component
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
+from flowmill.configs.base import Component
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
 
 
 def components(config: RunConfig) -> Iterator[tuple[str, Component]]:

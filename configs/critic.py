@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import Later, Section
-from configs.optimizer import ScheduleSection
+from flowmill.configs.base import Later, Section
+from flowmill.configs.optimizer import ScheduleSection
 
 #: Settings of the critic's origin and device, which its fingerprint holds in another form or not at all.
 PLACES = frozenset({"path", "device"})

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Later, Section
+from flowmill.configs.base import Later, Section
+
+#: Parts of a row that have a setting each.
+ROLES = ("prompt", "prompt_image", "sample", "messages", "chosen", "rejected", "rating")
+#: Samples of which another column says which is preferred, and what says how they are rated.
+_PLACES, _HOW = {"first": "chosen", "second": "rejected"}, ("preferred", "rank")
 
 
 class DataSection(Section):
@@ -22,15 +28,21 @@ class DataSection(Section):
     """Whether a policy is trained on the rows; on judgments a reward is fitted."""
 
     train: str
-    """The rows: a file (.jsonl, .parquet, or .csv and .tsv with a header), a folder written by `save_to_disk` of
-    datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar", "pairs-*.tar",
-    "a.tar::s3://bucket/b.tar"), or a folder of images with a text file of the same name next to each. Paths are
-    relative to the config file."""
+    """The rows: files (.jsonl, .json, .parquet, .csv and .tsv with a header, WebDataset .tar, also with .gz), several
+    ("train-*.parquet", "pairs-{000..015}.tar", "a.tar::s3://bucket/b.tar"), a folder of such files, of images with a
+    text file of the same name next to each or `metadata.csv`, or of `save_to_disk` of datasets, or a Hugging Face
+    dataset id; all but the last also on S3. Paths are relative to the config file."""
     heldout: Annotated[str | None, Later()] = None
     """Rows of the same columns, named as `train` is, that are not trained on: their loss is a figure of each
     evaluation. A row of `train` with a prompt or sample of theirs cannot be used."""
+    columns: Annotated[dict[str, str], Later()] = Field({})
+    """Column of each part of a row, where the names of columns do not say it: prompt, prompt_image, sample, messages,
+    chosen and rejected, or first, second and preferred (1, A or first; 0, B or second; 0.5 or tie), rating, or rank
+    (1 is best). A column may lie in another (input.messages), and the prompt be a text of several
+    ("{instruction}\\n{input}"). A list of samples has a list of ratings. The first seven are also settings of their
+    own."""
     prompt: str = "prompt"
-    """Column of the prompt; in tars the extension of its member, such as txt."""
+    """Column of the prompt; in tars the extension of its member, such as txt; empty for texts without a prompt."""
     prompt_image: Annotated[str | None, Later()] = None
     """Column of the input images of the prompt, as `prompts.image`, for families whose prompts have some."""
     sample: str = "image"
@@ -42,11 +54,11 @@ class DataSection(Section):
     """Column of the worse sample of a pair."""
     messages: Annotated[str | None, Later()] = None
     """Column of chats, instead of 'prompt' and 'sample': lists of messages with role (system, user, assistant) and
-    content. Every answer of the assistant is trained on."""
+    content. Every answer of the assistant is trained on, but those of weight 0."""
     rating: str | None = None
     """Column of the rating of a sample."""
     scale: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest rating; a rating outside is refused."""
+    """Lowest and highest rating; a rating outside is refused. False and true are 0 and 1."""
     neutral: float | None = None
     """The rating from which samples are desired; the middle of the scale when absent."""
     keep: tuple[str, ...] = ()
@@ -62,6 +74,22 @@ class DataSection(Section):
     """Rows of one committed shard: the work that a crash can lose. Does not change results."""
     bad_rows: Literal["stop", "leave_out"] = "stop"
     """A row that cannot be used stops the run, or is left out and recorded with its reason."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_role(cls, value: Any) -> Any:
+        columns = value.get("columns") if isinstance(value, Mapping) else None
+        if not isinstance(columns, Mapping) or not columns:
+            return value
+        named = {_PLACES.get(role, role): column for role, column in columns.items()}
+        if unknown := next((role for role in named if role not in (*ROLES, *_HOW)), None):
+            roles = ", ".join((*ROLES, *_PLACES, *_HOW))
+            raise ValueError(f"data.columns names a column for '{unknown}', but the parts of a row are {roles}")
+        own = {role: column for role, column in named.items() if role in ROLES}
+        if double := next((role for role in own if value.get(role) not in (None, own[role])), None):
+            raise ValueError(f"data.{double} and data.columns name different columns for '{double}': remove one")
+        ranked = {"rating": named["rank"]} if "rank" in named else {}
+        return {**value, **ranked, **own, "columns": {role: named[role] for role in _HOW if role in named}}
 
     @model_validator(mode="after")
     def _whole(self) -> DataSection:
@@ -81,6 +109,12 @@ class DataSection(Section):
         if self.neutral is not None and not low <= self.neutral <= high:
             raise ValueError(f"data.neutral is {self.neutral}, outside data.scale {low} to {high}")
         return self
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The columns by role whose names are not the usual ones."""
+        usual = {role: type(self).model_fields[role].default for role in ROLES}
+        return {role: name for role in ROLES if (name := getattr(self, role)) != usual[role]} | self.columns
 
     @property
     def paired(self) -> bool:

@@ -3,11 +3,11 @@
     FlowmillError
     ├── ConfigError            a setting, or a combination of settings, that cannot work
     ├── PromptError            a prompt file that cannot be used
-    ├── DataError              given samples that cannot be used
+    ├── DataError              ingested samples that cannot be used
     ├── TrustError             a store names code or commands that no config here has named
     ├── RunConflictError       a run of this name exists with other settings, or is being executed
-    ├── StoreError             the store cannot be used as asked
-    │   ├── NotCommittedError  something a stage needs has not been made yet
+    ├── StoreError             the store cannot be used as requested
+    │   ├── NotCommittedError  something a stage needs does not exist yet
     │   ├── CorruptError       committed bytes are missing or differ from the commit
     │   └── CommitLostError    another writer committed different bytes first
     ├── SamplingError          a model gave numbers that are not finite
@@ -24,6 +24,12 @@ without a traceback.
 """
 
 import errno
+import re
+from collections.abc import Sequence
+
+#: Address of an object in its text, and the random part of a temporary name.
+_ADDRESS = re.compile(r"(?<=[<\[])([^<>\[\]]*?) (?:at|@) 0x[0-9A-Fa-f]+")
+_TEMPORARY = re.compile(r"(?<=/tmp)[a-z0-9_]{8}(?![a-z0-9_])")
 
 
 class FlowmillError(Exception):
@@ -43,7 +49,7 @@ class DataError(FlowmillError):
 
 
 class TrustError(FlowmillError):
-    """A store names code or commands that no config given on this machine has named."""
+    """A store names code or commands that no config on this machine has named."""
 
 
 class RunConflictError(FlowmillError):
@@ -51,7 +57,7 @@ class RunConflictError(FlowmillError):
 
 
 class StoreError(FlowmillError):
-    """The store cannot be used as asked."""
+    """The store cannot be used as requested."""
 
 
 class NotCommittedError(StoreError):
@@ -125,9 +131,35 @@ def disk_in_words(error: OSError) -> str:
     return f"{where}: {error.strerror}. {cause} Committed data stays. FLOWMILL_TRACEBACK=1 shows where it happened."
 
 
+#: Reasons that one message lists.
+LISTED = 10
+
+
+def listed(reasons: Sequence[str], count: int | None = None) -> str:
+    """Return why rows cannot be used: the first reasons, a line each, and the number of the others.
+
+    Args:
+        reasons: those of all rows, or of the first ``LISTED``.
+        count: number of the rows, if there are only the first reasons.
+    """
+    count = count or len(reasons)
+    if count == 1:
+        return reasons[0]
+    lines = [f"{count:,} rows cannot be used:", *reasons[:LISTED]]
+    if count > LISTED:
+        lines.append(f"and {count - LISTED:,} more.")
+    return "\n  ".join(lines)
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of a library's message, or its kind if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def without_process(text: str) -> str:
+    """Return a message for an artifact, whose bytes are the same from any process: without addresses of objects and
+    names of temporary files."""
+    return _TEMPORARY.sub("", _ADDRESS.sub(r"\1", text))
 
 
 def in_words(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Escapes control characters and markup in untrusted text for display.
 
-Templates that escape HTML themselves need only ``visible``. Printed text goes through ``flows.console``.
+Templates that escape HTML themselves need only ``visible``. Printed text goes through ``flowmill.flows.console``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def visible(text: str, *, keep: str = "") -> str:
 
 def in_markdown(text: str) -> str:
     """Return a text that Markdown and HTML show literally, on one line and in table cells."""
-    shown = _MARKUP.sub(lambda found: _entity(found[0]), visible(text))
-    return _NUMBERED.sub(lambda found: f"{found[1]}{_entity(found[2])}", shown)
+    shown = _MARKUP.sub(lambda match: _entity(match[0]), visible(text))
+    return _NUMBERED.sub(lambda match: f"{match[1]}{_entity(match[2])}", shown)
 
 
 def in_code(text: str) -> str:

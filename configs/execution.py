@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import Component, Section
+from flowmill.configs.base import Component, Section
 
 
 class ExecutionSection(Section):
@@ -36,6 +36,11 @@ class ExecutionSection(Section):
     """Number of machines, each with `processes` processes; they share the store."""
     launcher: Component = Component(name="local")
     """How the processes are started: local, or agents for several machines."""
+    modules: tuple[str, ...] = ()
+    """Folders of your own modules, searched after the working directory. The folder of the config is added if a module
+    of an import string lies there."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """Python source of further modules by name, as `flowmill.train` carries what a script or a notebook defines."""
     resident_epochs: int | None = Field(None, ge=1)
     """Restart the processes after this many epochs; never when absent."""
     stall_s: float = Field(1800.0, gt=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 
 def require_extra(extra: str, *modules: str, label: str) -> None:
@@ -14,9 +14,6 @@ def require_extra(extra: str, *modules: str, label: str) -> None:
         extra: name of the extra.
         modules: modules of the extra that are imported.
         label: the setting that needs them.
-
-    Raises:
-        ConfigError: a module is not installed.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:

@@ -1,6 +1,6 @@
 """Lists the files of user folders, following symbolic links, and gives written files the permissions of a folder.
 
-``storage.backends`` lists folders of a store, where no link leads outside.
+``flowmill.storage.backends`` lists folders of a store, where no link leads outside.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 #: Maximum number of files and folders behind the links of one folder; a link to a whole disk is a mistake.
 _MOST_LINKED = 100_000
@@ -20,9 +20,6 @@ def files_below(folder: Path) -> list[str]:
     """Return the sorted relative paths of all files of a folder, with ``/``.
 
     A folder that contains itself through a link is listed once. Unreadable entries and broken links are skipped.
-
-    Raises:
-        ConfigError: links in it lead to too many files.
     """
     return sorted(_files(folder))
 
@@ -68,8 +65,8 @@ def _files(folder: Path) -> Iterator[str]:
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        with os.scandir(folder) as entries:
+            return list(entries)
     except PermissionError:
         return []
 
@@ -77,10 +74,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _number(folder: Path) -> tuple[int, int] | None:
     """Return device and inode of a folder, which identify it under any name."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def share_files(folder: Path, above: Path) -> None:

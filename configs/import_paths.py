@@ -1,33 +1,46 @@
-"""Import order: flowmill's packages have common names, so they and a user's ``tasks.py`` or ``models/`` must not shadow
-each other unnoticed."""
+"""Modules of users: from their folders, found after all installed ones, and from sources that a config carries."""
 
 from __future__ import annotations
 
-import importlib
 import sys
+from collections.abc import Iterable, Mapping
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
 from pathlib import Path
+from types import CodeType, MappingProxyType
+from typing import Any
 
-PACKAGES = ("configs", "flows", "models", "storage", "tasks")
-ROOT = Path(__file__).resolve().parent.parent
+#: The folder that holds the package flowmill; other processes import it from there.
+HOME = next(up for up in Path(__file__).parents if (up / "flowmill" / "__init__.py").is_file())
 
 
-def own_packages_first() -> None:
-    """Import flowmill's packages from the parent folder of this one, regardless of ``sys.path``.
+class _Sources(MetaPathFinder, InspectLoader):
+    """Finds and loads modules by their source. Tracebacks show its lines."""
 
-    Raises:
-        ImportError: a module of the same name has been imported already.
-    """
-    sys.path.insert(0, str(ROOT))
-    try:
-        for name in PACKAGES:
-            file = importlib.import_module(name).__file__
-            if file is None or Path(file).resolve() != ROOT / name / "__init__.py":
-                raise ImportError(
-                    f"flowmill's package '{name}' in {ROOT} is hidden by {file or 'a folder'}, which was imported "
-                    "first. Rename that one."
-                )
-    finally:
-        sys.path.remove(str(ROOT))
+    def __init__(self) -> None:
+        self.by_name: dict[str, str] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return spec_from_loader(name, self) if name in self.by_name else None
+
+    def get_source(self, name: str) -> str:
+        return self.by_name[name]
+
+    def get_code(self, name: str) -> CodeType:
+        code: CodeType = compile(self.by_name[name], f"{name}.py", "exec", dont_inherit=True)
+        return code
+
+
+_sources = _Sources()
+
+
+def import_from(folders: Iterable[str], sources: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Make a user's modules importable: append folders to ``sys.path``, and add modules by name and source."""
+    sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
+    _sources.by_name |= sources
+    if sources and _sources not in sys.meta_path:
+        sys.meta_path.append(_sources)
 
 
 def user_folder_last() -> None:
@@ -36,28 +49,4 @@ def user_folder_last() -> None:
     # 'python -m' puts the working directory first; one that PYTHONPATH names stays where the user put it.
     if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):
         del sys.path[0]
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-def shadows(module: str) -> str | None:
-    """Return why a module name refers to flowmill's package and not to the user's module; None if it does not."""
-    name = module.partition(".")[0]
-    if name not in PACKAGES:
-        return None
-    mine = _users_own(name)
-    found = f", which hides your '{mine}'" if mine is not None else ""
-    new = f"my_{mine.name if mine is not None else name}"
-    return (
-        f"'{name}' is flowmill's own package ({ROOT / name}){found}. Rename your file or folder, to '{new}' say, and "
-        "the import string with it."
-    )
-
-
-def _users_own(name: str) -> Path | None:
-    """Return the path of the user's module or package of this name, if there is one."""
-    for folder in dict.fromkeys([Path.cwd(), *(Path(entry or ".") for entry in sys.path)]):
-        for path in (folder / name, folder / f"{name}.py"):
-            if path.exists() and path.resolve() != ROOT / name:
-                return path
-    return None
+    import_from([folder])

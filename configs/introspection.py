@@ -57,23 +57,23 @@ def defines(module: str, name: str) -> bool | None:
     return None if unclear else False
 
 
-def options(import_string: str, *, given: int = 0) -> dict[str, str] | None:
+def options(import_string: str, *, skipped: int = 0) -> dict[str, str] | None:
     """Return the parameters of a dataclass, class or function with their types; None if its text does not decide.
 
     Args:
         import_string: the object.
-        given: number of leading parameters of a function that are not options, because flowmill passes them.
+        skipped: number of leading parameters of a function that are not options, because flowmill passes them.
     """
     module, _, name = import_string.partition(":")
     for node in _statements(_parse(module)):
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return _parameters(node, skip=given) if not node.decorator_list else None
+            return _parameters(node, skip=skipped) if not node.decorator_list else None
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _class_options(node, module)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return options(f"{node.module}:{alias.name}", given=given)
+                    return options(f"{node.module}:{alias.name}", skipped=skipped)
     return None
 
 
@@ -91,9 +91,9 @@ def class_attribute(import_string: str, attribute: str) -> str | None:
                 if isinstance(value, ast.Name):
                     return f"{module}:{value.id}"
             for base in node.bases:
-                found = class_attribute(f"{module}:{base.id}", attribute) if isinstance(base, ast.Name) else None
-                if found is not None:
-                    return found
+                inherited = class_attribute(f"{module}:{base.id}", attribute) if isinstance(base, ast.Name) else None
+                if inherited is not None:
+                    return inherited
     return None
 
 
@@ -103,13 +103,13 @@ def _class_options(node: ast.ClassDef, module: str) -> dict[str, str] | None:
         return _parameters(inits[0], skip=1)
     if any(item.arg is not None for item in node.keywords) or not all(map(_is_dataclass, node.decorator_list)):
         return None
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for base in node.bases:
         inherited = _base_options(base, module)
         if inherited is None:
             return None
-        found |= inherited
-    return found | _fields(node) if node.decorator_list else found
+        fields |= inherited
+    return fields | _fields(node) if node.decorator_list else fields
 
 
 def _base_options(base: ast.expr, module: str) -> dict[str, str] | None:
@@ -126,8 +126,8 @@ def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
         targets = node.targets
     elif isinstance(node, ast.AnnAssign):
         targets = [node.target]
-    found = any(isinstance(target, ast.Name) and target.id == name for target in targets)
-    return node.value if found and isinstance(node, ast.Assign | ast.AnnAssign) else None
+    assigns = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    return node.value if assigns and isinstance(node, ast.Assign | ast.AnnAssign) else None
 
 
 def _is_dataclass(decorator: ast.expr) -> bool:

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from configs.algorithm_defaults import without_followers
-from configs.errors import ConfigError
-from configs.overrides import apply_overrides, blamed, read_yaml
-from configs.paths import resolve_paths
-from configs.presets import config_file
-from configs.schema import RunConfig
-from configs.suggestions import near_path
-from configs.validation_messages import explain, place, relevant
+from flowmill.configs.algorithm_defaults import without_followers
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.import_paths import import_from
+from flowmill.configs.overrides import apply_overrides, blamed, read_yaml
+from flowmill.configs.paths import note_modules, resolve_paths
+from flowmill.configs.presets import config_file, is_preset, no_config
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.validation_messages import explain, place, relevant
 
 #: Settings that may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
@@ -35,7 +35,6 @@ FREE_TO_CHANGE = (
     "rewards.*.on_failure",
     "rewards.*.device",
     "rewards.*.batch_size",
-    "rewards.*.spread",
     "rewards.*.server",
     "export",
     "data.train",
@@ -64,50 +63,50 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         path: YAML file, or the name of a preset. Prompt and model paths inside it are relative to its folder.
-            ``extends: other.yaml`` merges it over another file.
+            ``extends: other.yaml`` merges it over another file or preset.
         overrides: ``section.key=value`` strings; values are YAML.
-
-    Raises:
-        ConfigError: the file is missing or malformed, a key is unknown, or a value is not allowed.
     """
     source = config_file(path)
-    data = read_config(source)
-    where = origin(data, RunConfig, source, overrides)
+    return make_config(read_config(source), overrides, where=str(source), name=source.stem, folder=source.parent)
+
+
+def make_config(
+    data: dict[str, Any], overrides: Sequence[str] = (), *, where: str, name: str, folder: Path = Path()
+) -> RunConfig:
+    """Check the data of a config with overrides applied.
+
+    Args:
+        data: settings by section.
+        overrides: ``section.key=value`` strings; values are YAML.
+        where: the origin of the data, for errors.
+        name: name of the run if the data have none.
+        folder: paths in the data are relative to it.
+    """
+    blame = origin(data, RunConfig, where, overrides)
     if overrides:
-        given, data = data, _with_defaults(data)
-        without_followers(data, given)
+        original, data = data, _with_defaults(data)
+        without_followers(data, original)
     data = apply_overrides(data, overrides)
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:
-        run["name"] = source.stem
+        run["name"] = name
     # Paths in overrides are relative to the working directory, then to the config's folder.
-    for folder in (Path.cwd(), source.parent):
-        data = resolve_paths(data, folder)
-    return _parse(data, where)
+    for each in (Path.cwd(), folder):
+        data = _resolved(data, each)
+    config = _parse(data, blame)
+    import_from(config.execution.modules, config.execution.sources)
+    return config
 
 
 def parse_config(data: Mapping[str, Any], *, where: str) -> RunConfig:
-    """Check plain data against the schema; ``where`` names its origin in errors.
-
-    Raises:
-        ConfigError: a key is unknown or a value is not allowed.
-    """
+    """Check plain data against the schema; ``where`` names its origin in errors."""
     return _parse(data, lambda mistake: where)
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return the config with ``section.key=value`` overrides applied.
-
-    Raises:
-        ConfigError: an override is malformed, names an unknown key or sets a value that is not allowed.
-    """
+    """Return the config with ``section.key=value`` overrides applied."""
     data = apply_overrides(config.model_dump(mode="json"), overrides)
     return _parse(data, lambda mistake: blamed(mistake, overrides) or "overrides").like(config)
-
-
-def dump_yaml(config: RunConfig) -> str:
-    """Return the resolved config as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collection[str] = ()) -> list[str]:
@@ -115,7 +114,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collect
 
     Args:
         old: the settings of a run.
-        new: the given settings.
+        new: the requested settings.
         same: settings that differ in text but are equivalent.
     """
     flat_old, flat_new = flatten(old), flatten(new)
@@ -131,10 +130,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collect
 def unlike(*settings: Mapping[str, Any], missing: Any = None) -> dict[str, tuple[Any, ...]]:
     """Return the values of flat settings that are not equal; of an empty section only if no other has a part of it."""
     values = {key: tuple(each.get(key, missing) for each in settings) for key in sorted(set().union(*settings))}
-    found = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
-    empty = [key for key, each in found.items() if {} in each or [] in each]
-    in_parts = [key for key in empty if any(other.startswith(f"{key}.") for other in found)]
-    return {key: each for key, each in found.items() if key not in in_parts}
+    differing = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    empty = [key for key, each in differing.items() if {} in each or [] in each]
+    in_parts = [key for key in empty if any(other.startswith(f"{key}.") for other in differing)]
+    return {key: each for key, each in differing.items() if key not in in_parts}
 
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,11 +164,7 @@ def _parse(data: Mapping[str, Any], where: Callable[[Mistake], str]) -> RunConfi
 
 
 def checked(data: Mapping[str, Any], schema: type[S], where: Callable[[Mistake], str]) -> S:
-    """Return plain data as an instance of a schema; ``where`` names the origin of a mistake in errors.
-
-    Raises:
-        ConfigError: a key is unknown or a value is not allowed.
-    """
+    """Return plain data as an instance of a schema; ``where`` names the origin of a mistake in errors."""
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -179,14 +174,14 @@ def checked(data: Mapping[str, Any], schema: type[S], where: Callable[[Mistake],
 
 
 def origin(
-    data: Mapping[str, Any], schema: type[BaseModel], source: Path, overrides: Sequence[str]
+    data: Mapping[str, Any], schema: type[BaseModel], source: str, overrides: Sequence[str]
 ) -> Callable[[Mistake], str]:
     """Return the function that names the origin of a mistake: the file, or the override that caused it.
 
     Args:
-        data: the data of the file, without the overrides.
+        data: the data, without the overrides.
         schema: the schema of the data.
-        source: the file.
+        source: the file, or another origin of the data.
         overrides: ``section.key=value`` strings.
     """
     own = set[Mistake]()
@@ -194,7 +189,7 @@ def origin(
         schema.model_validate(data)
     except ValidationError as error:
         own = {_mistake(dict(item)) for item in error.errors()}
-    return lambda mistake: str(source) if mistake in own else blamed(mistake, overrides) or str(source)
+    return lambda mistake: source if mistake in own else blamed(mistake, overrides) or source
 
 
 def _mistake(item: Mapping[str, Any]) -> Mistake:
@@ -225,9 +220,6 @@ def read_config(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     Args:
         path: the file.
         seen: the files that extend it.
-
-    Raises:
-        ConfigError: the file is missing or malformed.
     """
     try:
         with path.open("rb") as file:
@@ -237,34 +229,50 @@ def read_config(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
             raise ConfigError(f"Config file '{path}' has more than {_MOST_BYTES:,} bytes: it is no config.")
         data = read_yaml(content.decode("utf-8-sig"))
     except FileNotFoundError:
-        near = near_path(str(path), (Path(),))
-        hint = f"Did you mean '{near}'? " if near else ""
-        raise ConfigError(f"Config file '{path}' does not exist. {hint}Presets are in configs/.") from None
+        raise ConfigError(f"Config file '{path}' {no_config(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config file '{path}' cannot be read: {error}.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"Config file '{path}' is not valid YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"Config file '{path}' holds {type(data).__name__}, not sections like 'model:'.")
-    data = resolve_paths(data, path.parent)
+    data = _resolved(data, path.parent)
     parent = data.pop("extends", None)
     if parent is None:
         return data
     if path.resolve() in (seen := (*seen, path.resolve()))[:-1]:
         raise ConfigError(f"Config file '{path}' extends itself through {' -> '.join(p.name for p in seen)}.")
-    return _merge(read_config(path.parent / str(parent), seen), data)
+    return merged(read_config(_extended(path, str(parent)), seen), data)
 
 
-def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Resolve paths, modules of import strings, and the preset of ``model.start_config``, in place."""
+    data = note_modules(resolve_paths(data, folder), folder)
+    model = data.get("model")
+    if isinstance(model, dict) and isinstance(model.get("start_config"), str):
+        start = config_file(model["start_config"], folder)
+        model["start_config"] = str(start) if is_preset(start) else model["start_config"]
+    return data
+
+
+def _extended(path: Path, parent: str) -> Path:
+    """Return the file, or the preset, that a config extends."""
+    file = config_file(parent, path.parent)
+    if not file.exists():
+        raise ConfigError(f"Config file '{path}' extends '{parent}', which {no_config(parent, path.parent)}")
+    return file
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config merged with changes: sections are merged; components, lists and values are replaced."""
-    merged = dict(base)
+    result = dict(base)
     for key, value in changes.items():
-        below = merged.get(key)
+        below = result.get(key)
         if isinstance(value, dict) and isinstance(below, dict) and "name" not in value:
-            merged[key] = _merge(below, value)
+            result[key] = merged(below, value)
         else:
-            merged[key] = value
-    return merged
+            result[key] = value
+    return result
 
 
 _MOST_BYTES = 1 << 22

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from configs.base import Component, Later, Section
+from flowmill.configs.base import Component, Later, Section
+from flowmill.configs.model_families import family_of
 
 
 class LoraSection(Section):
@@ -28,8 +30,8 @@ class LoraSection(Section):
 
     def brief(self) -> str:
         """Return a short description of the adapters."""
-        known = [f"{name} {self.said(name)}" for name in ("rank", "alpha") if self.said(name) is not None]
-        return ", ".join([*known, *([] if self.start is None else [f"from {PurePath(self.start).name}"])])
+        settings = [f"{name} {self.said(name)}" for name in ("rank", "alpha") if self.said(name) is not None]
+        return ", ".join([*settings, *([] if self.start is None else [f"from {PurePath(self.start).name}"])])
 
     @model_serializer(mode="wrap")
     def _as_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -54,8 +56,15 @@ class QuantizeSection(Section):
 class ModelSection(Section):
     """The base model and the inputs of its calls."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "checkpoint": (
+            "Make one file of the folder with torch's dcp_to_torch_save, and write its weights with the model's own "
+            "save_pretrained() to a folder for model.path, or as adapters for model.lora.start."
+        ),
+    }
+
     policy: str
-    """Model family: a name from the policies table, or "package.module:Class"."""
+    """Model family: a name from the policies table, or "package.module:Class"; that of a local folder when absent."""
     kind: str | None = None
     """Kind of a custom family: "diffusion" when absent, or a custom kind as "package.module:Class"."""
     path: str | None = None
@@ -65,8 +74,6 @@ class ModelSection(Section):
     single_file: Annotated[str | dict[str, str] | None, Later()] = None
     """A safetensors file in the layout of the model's authors, or a mapping of files by component; replaces the weights
     of path."""
-    checkpoint: Annotated[str | None, Later()] = None
-    """A folder written by `torch.distributed.checkpoint`: its weights initialize the trained parameters."""
     start: Annotated[str | None, Later()] = Field(None, pattern=r"^[^@/]+@[0-9]+$")
     """The trained policy of another run of the store, as RUN@EPOCH: training starts from it, from its moving average
     where it has one, and it is the reference of a KL."""
@@ -105,6 +112,14 @@ class ModelSection(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model family."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_family(cls, data: Any) -> Any:
+        path = data.get("path") if isinstance(data, dict) and data.get("policy") is None else None
+        if not isinstance(path, str) or not Path(path).expanduser().is_dir():
+            return data
+        return {**data, "policy": family_of(path)}
+
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
         if (self.path is None) == (self.build is None):
@@ -116,9 +131,8 @@ class ModelSection(Section):
                 "single_file is a file of weights, or files by component, and needs 'path': the diffusers folder or "
                 "hub id with the configs, the tokenizers and all other components"
             )
-        if self.start is not None and (self.checkpoint is not None or (self.lora and self.lora.start is not None)):
-            other = "model.lora.start" if self.checkpoint is None else "model.checkpoint"
-            raise ValueError(f"start and {other} both give the weights that training starts from; leave one out")
+        if self.start is not None and self.lora is not None and self.lora.start is not None:
+            raise ValueError("start and lora.start both give the weights that training starts from; leave one out")
         if self.start_config is not None and self.start is None:
             raise ValueError("start_config makes the run that 'start' names as RUN@EPOCH, and there is no 'start'")
         return self

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Section
+from flowmill.configs.base import Section
 
 
 class EmaSection(Section):

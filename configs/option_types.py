@@ -1,4 +1,5 @@
-"""Types of options of components, checked by ``configs.registry``; pydantic has more, such as ``PositiveFloat``.
+"""Types of options of components, checked by ``flowmill.configs.registry``; pydantic has more, such as
+``PositiveFloat``.
 
 A string in an annotation is the remedy: ``Annotated[PositiveFloat, "Use sampler 'ode' for no noise."]``.
 """

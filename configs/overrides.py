@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 #: Parts of an address that messages do not repeat.
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
@@ -60,27 +60,23 @@ def read_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _check_size(node: yaml.Node, known: dict[int, int]) -> int:
+def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Return the number of values of a node, including repeated aliases; refuse too many, and recursive aliases."""
-    if id(node) in known:
-        if not known[id(node)]:
+    if id(node) in sizes:
+        if not sizes[id(node)]:
             raise yaml.YAMLError("an alias stands for something that it is part of")
-        return known[id(node)]
-    known[id(node)] = 0
+        return sizes[id(node)]
+    sizes[id(node)] = 0
     inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-    count = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_check_size(part, known) for part in inner))
+    count = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_check_size(part, sizes) for part in inner))
     if count > _MOST_VALUES:
         raise yaml.YAMLError(f"it holds more than {_MOST_VALUES:,} values, those that aliases repeat included")
-    known[id(node)] = count
+    sizes[id(node)] = count
     return count
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Merge overrides into a config's data, in place.
-
-    Raises:
-        ConfigError: an override is malformed, or its key leads into a value or beyond a list.
-    """
+    """Merge overrides into a config's data, in place."""
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:

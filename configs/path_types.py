@@ -1,7 +1,7 @@
 """Types of options that name files, folders or models. An option of such a type is refused if its target is missing.
 
 The target's content is part of the fingerprint. The names of these types are read from the source text of components
-(``configs.introspection``), which avoids heavy imports.
+(``flowmill.configs.introspection``), which avoids heavy imports.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-#: All such settings except the options of components (``configs.path_types``); * matches any list index.
+#: All such settings except the options of components (``flowmill.configs.path_types``); * matches any list index.
 PATH_SETTINGS = (
     "data.train",
     "data.heldout",
@@ -17,15 +17,18 @@ PATH_SETTINGS = (
     "prompts.sources.*.heldout",
     "model.path",
     "model.single_file",
-    "model.checkpoint",
     "model.start_config",
     "model.lora.start",
     "critic.path",
     "render.model.path",
     "render.model.single_file",
 )
+_IMPORT = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 #: The beginning of a place on a machine: an absolute path, or the address of a file.
 _PLACE = re.compile(r"(file:|sqlite:)|~?[/\\]|[A-Za-z]:[/\\]")
+
+#: Several files, by a list, a range or a pattern; or a tar.
+_PARTS = re.compile(r"::|[*?\[{]|\.tar(\.\w+)?$")
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -33,6 +36,27 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for setting in PATH_SETTINGS:
         _resolve(data, setting.split("."), folder)
     return data
+
+
+def note_modules(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the data with a folder added to ``execution.modules`` if it holds a module that an import string names."""
+    execution = data.get("execution") or {}
+    listed = execution.get("modules", []) if isinstance(execution, dict) else None
+    if not isinstance(listed, list | tuple):
+        return data
+    names = {text.split(":")[0].split(".")[0] for text in _texts(data) if _IMPORT.fullmatch(text)}
+    own = any(name != "flowmill" and ((folder / f"{name}.py").is_file() or (folder / name).is_dir()) for name in names)
+    absolute = [_absolute(each, folder) for each in listed]
+    modules = list(dict.fromkeys([*absolute, *([str(folder.resolve())] if own else [])]))
+    return data | ({"execution": {**execution, "modules": modules}} if modules else {})
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _resolve(section: object, parts: Sequence[str], folder: Path) -> None:
@@ -49,8 +73,8 @@ def _resolve(section: object, parts: Sequence[str], folder: Path) -> None:
 def _absolute(value: object, folder: Path) -> object:
     if isinstance(value, dict):
         return {name: _absolute(each, folder) for name, each in value.items()}
-    if isinstance(value, str) and value.endswith(".tar"):
-        # Several tars, with ranges and patterns: places, not files.
+    if isinstance(value, str) and _PARTS.search(value) and not (folder / Path(value).expanduser()).exists():
+        # Places, not files.
         return "::".join(_below(each, folder) for each in value.split("::"))
     if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
         return str((folder / Path(value).expanduser()).resolve())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from configs.errors import ConfigError
-from configs.suggestions import did_you_mean
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.suggestions import near_path, nearest
 
 _FOLDER = Path(__file__).parent
 #: Configs that a preset names: the one that it extends, and that of the run that it starts from.
@@ -30,7 +30,6 @@ _GPUS = {
     "janus_pro_1b_grpo": "48 GB",
     "ltx2": "80 GB",
     "ltx2_i2v": "80 GB",
-    "minimax_h3": "141 GB",
     "qwen25_vl_3b_grpo": "80 GB",
     "qwen_05b_given_dpo": "48 GB",
     "qwen_05b_grpo": "48 GB",
@@ -50,7 +49,7 @@ _GPUS = {
     "sd15_ddpo": "24 GB",
     "sd15_given_dpo": "24 GB",
     "sd15_refl": "48 GB",
-    "sd15_sdpo": "48 GB",
+    "sd15_sdpo": "24 GB",
     "sd15_sft": "24 GB",
     "sd35_awm": "48 GB",
     "sd35_crd": "80 GB",
@@ -74,10 +73,12 @@ _GPUS = {
     "wan21_1_3b": "24 GB",
     "wan21_flash": "24 GB",
     "wan22_a14b": "141 GB",
-    "wan22_first_frame": "141 GB",
+    "wan22_first_frame": "48 GB",
     "wan22_ti2v_5b": "48 GB",
     "z_image_turbo": "24 GB",
 }
+#: The command of a comment in a checkout, and elsewhere.
+_COMMAND = ("flowmill run configs/", "flowmill run ")
 _PROMPTS = re.compile(r"prompts/[\w.-]+")
 
 
@@ -96,10 +97,15 @@ def preset_line(name: str) -> str:
     return re.split(r"(?<=[\w)])\. ", preset_comment(name))[0].rstrip(".")
 
 
+def preset_text(name: str) -> str:
+    """Return the YAML of a preset, with its comments, which name its command."""
+    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").replace(*_COMMAND)
+
+
 def preset_comment(name: str) -> str:
     """Return a preset's head comment, without commands, source and deviations."""
     comment: list[str] = []
-    for line in (_FOLDER / f"{name}.yaml").read_text().splitlines():
+    for line in preset_text(name).splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith(("#   ", "# source:", "# deviates:")):
@@ -107,23 +113,37 @@ def preset_comment(name: str) -> str:
     return " ".join(comment)
 
 
-def config_file(given: str | Path) -> Path:
-    """Return the named file if it exists, else the preset of that name, else the named file."""
-    path = Path(given)
-    if not path.exists() and path.name == str(given) and path.stem in presets():
-        return _FOLDER / f"{path.stem}.yaml"
+def config_file(requested: str | Path, folder: Path = Path()) -> Path:
+    """Return the named file if it exists below a folder, else the preset of that name, else the named file."""
+    name, path = Path(requested), folder / requested
+    if (path.is_dir() or not path.exists()) and name.name == str(requested) and name.stem in presets():
+        return _FOLDER / f"{name.stem}.yaml"
     return path
 
 
-def preset_files(name: str) -> list[str]:
-    """Return the files of a preset, relative to this folder: it, configs that it names, and their prompts and images.
+def is_preset(path: Path) -> bool:
+    """Return whether a file is a preset."""
+    return path.parent == _FOLDER
 
-    Raises:
-        ConfigError: there is no such preset.
-    """
+
+def no_config(requested: str | Path, folder: Path = Path()) -> str:
+    """Return the rest of the message that there is no such file or preset: the nearest one, and the list of presets."""
+    if Path(requested).name == str(requested):
+        names = {path.stem: path.name for path in folder.glob("*.y*ml")} | {name: name for name in presets()}
+        near = next((names[stem] for stem in nearest(Path(requested).stem, names, most=1)), None)
+    else:
+        near = near_path(str(requested), (folder,))
+    hint = f"Did you mean '{near}'? " if near else ""
+    return f"does not exist. {hint}'flowmill presets' lists the configs that come with flowmill."
+
+
+def preset_files(name: str) -> list[str]:
+    """Return the files of a preset, relative to this folder: with configs, prompts and images that it names."""
     if name not in presets():
-        raise ConfigError(f"There is no preset '{name}'. {did_you_mean(name, presets())}")
-    text = (_FOLDER / f"{name}.yaml").read_text()
+        near = nearest(name, presets())
+        hint = f"Did you mean {' or '.join(repr(each) for each in near)}? " if near else ""
+        raise ConfigError(f"There is no preset '{name}'. {hint}'flowmill presets' lists all.")
+    text = preset_text(name)
     inherited = [path for other in _NAMED.findall(text) for path in preset_files(other)]
     named = [path for path in _PROMPTS.findall(text) if (_FOLDER / path).is_file()]
     images = [f"prompts/images/{image.name}" for image in sorted((_FOLDER / "prompts" / "images").iterdir())]
@@ -133,14 +153,11 @@ def preset_files(name: str) -> list[str]:
 
 
 def copy_preset(name: str, folder: Path) -> list[Path]:
-    """Copy a preset and all its files into a folder, and return the copies.
-
-    Raises:
-        ConfigError: there is no such preset, a different file already exists, or the folder cannot be written.
-    """
+    """Copy a preset and all its files into a folder, and return the copies."""
     contents = {folder / path: (_FOLDER / path).read_bytes() for path in preset_files(name)}
     # Comments name the preset by its path.
-    contents = {path: data.replace(b"flowmill run configs/", b"flowmill run ") for path, data in contents.items()}
+    before, after = (each.encode() for each in _COMMAND)
+    contents = {path: data.replace(before, after) for path, data in contents.items()}
     for path, data in contents.items():
         if path.exists() and (not path.is_file() or path.read_bytes() != data):
             raise ConfigError(
@@ -149,7 +166,10 @@ def copy_preset(name: str, folder: Path) -> list[Path]:
     try:
         for path, data in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            # A killed process leaves no part of a file, which the next one would refuse as another file.
+            unfinished = path.with_name(f".{path.name}.unfinished")
+            unfinished.write_bytes(data)
+            unfinished.replace(path)
     except OSError as error:
         raise ConfigError(f"--to '{folder}' cannot be written: {error.strerror}. Name another folder.") from None
     return list(contents)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
 
 
 class Facts(Protocol):
@@ -43,36 +43,34 @@ class Rule(Generic[F_contra]):
     """Place and finding."""
 
 
-class Unused(Rule[F_contra]):
-    """Settings that have no effect next to others, and are refused unless they have their defaults."""
-
-    __slots__ = ()
+def never_called(settings: str, why: str, when: Callable[[Any], bool] = lambda facts: True) -> Rule[Any]:
+    """Return the rule that refuses a component of the user's own where nothing would call it; others are ignored."""
+    return Rule(
+        settings,
+        lambda facts, value: when(facts) and ":" in getattr(value, "name", value),
+        why,
+        "Remove it",
+        where="{setting} names a component of your own, but",
+    )
 
 
 def refuse(rules: Iterable[Rule[F_contra]], facts: F_contra) -> None:
-    """Apply rules in their order.
-
-    Raises:
-        ConfigError: one applies.
-    """
+    """Apply rules in their order."""
     config = facts if isinstance(facts, RunConfig) else facts.config
     for rule in rules:
         for setting in rule.setting.split():
-            value, default = _value_and_default(config, setting)
-            if value == (default if isinstance(rule, Unused) else None):
+            value = _value(config, setting)
+            if value is None:
                 continue
-            if found := rule.when(facts, value):
+            if finding := rule.when(facts, value):
                 text = f"{rule.where} {rule.why}. {rule.remedy}."
-                names = {"setting": setting, "value": value, "found": found, "facts": facts}
+                names = {"setting": setting, "value": value, "found": finding, "facts": facts}
                 raise ConfigError(text.format(**dict(config), **names))
 
 
-def _value_and_default(config: RunConfig, setting: str) -> tuple[Any, Any]:
-    """Return a setting's value and its default; None and None if its section is absent."""
+def _value(config: RunConfig, setting: str) -> Any:
+    """Return a setting's value; None if its section is absent."""
     section: Any = config
-    *path, name = setting.split(".")
-    for each in path:
-        section = getattr(section, each)
-        if section is None:
-            return None, None
-    return getattr(section, name), type(section).model_fields[name].get_default(call_default_factory=True)
+    for each in setting.split("."):
+        section = None if section is None else getattr(section, each)
+    return section

@@ -9,62 +9,73 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from configs.base import Component
-from configs.errors import ConfigError
-from configs.import_paths import shadows
-from configs.suggestions import did_you_mean
-from configs.validation_messages import place, wanted
+from flowmill.configs.base import Component
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.exits import without_exits
+from flowmill.configs.introspection import find_module
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.configs.validation_messages import place, requirement
+
+#: The package that all of flowmill's modules are in.
+_OWN = __name__.partition(".")[0]
 
 
 class Table(dict[str, str]):
     """Names and import strings of components, and the interface that a custom component must have."""
 
-    def __init__(self, entries: Mapping[str, str], *, like: str, functions: bool = False) -> None:
+    def __init__(
+        self,
+        entries: Mapping[str, str],
+        *,
+        like: str,
+        functions: bool = False,
+        removed: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Make a table.
 
         Args:
             entries: import string by name.
             like: import string of the protocol or base class that a custom class must implement.
             functions: whether a custom component may be a function.
+            removed: names that no longer exist, and what to do instead.
         """
         super().__init__(entries)
-        self.like, self.functions = like, functions
+        self.like, self.functions, self.removed = like, functions, removed
 
 
 def resolve(table: Table, name: str, *, label: str) -> Any:
-    """Return the class of a table entry, or of an import string ``package.module:Class``.
-
-    Raises:
-        ConfigError: the name is not in the table, the import string cannot be resolved, or its object lacks the
-            interface; the check does not call it.
-    """
+    """Return the class of a table entry, or of an import string ``package.module:Class``."""
     if name not in table and ":" not in name:
-        raise ConfigError(f"{label} '{name}' does not exist. {did_you_mean(name, table)}")
+        raise unknown(table, name, label=label)
     if name in table:
         return _imported(table[name], name, label=label)
-    found = _imported(name, name, label=label)
-    _check_like(found, table, name, label=label)
-    return found
+    component = _imported(name, name, label=label)
+    _check_like(component, table, name, label=label)
+    return component
+
+
+def unknown(table: Mapping[str, str], name: str, *, label: str) -> ConfigError:
+    """Return the error for a name that a table does not have."""
+    if isinstance(table, Table) and name in table.removed:
+        return ConfigError(f"{label} '{name}' no longer exists. {table.removed[name]}")
+    return ConfigError(f"{label} '{name}' does not exist. {did_you_mean(name, table)}")
 
 
 def imported(import_string: str, *, label: str) -> Any:
-    """Return the object of an import string in flowmill's own code.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """Return the object of an import string in flowmill's own code."""
     return _imported(import_string, import_string, label=label)
 
 
 def _imported(import_string: str, name: str, *, label: str) -> Any:
     module_name, _, attribute = import_string.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        with without_exits(f"{label} '{name}'", ConfigError):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise missing_module(name, error.name or module_name, label=label) from None
     except (ImportError, SyntaxError) as error:
@@ -76,17 +87,17 @@ def _imported(import_string: str, name: str, *, label: str) -> Any:
     return getattr(module, attribute)
 
 
-def _check_like(found: Any, table: Table, name: str, *, label: str) -> None:
+def _check_like(component: Any, table: Table, name: str, *, label: str) -> None:
     """Check that a custom component has the table's interface, before it is called."""
-    if table.functions and inspect.isfunction(found):
+    if table.functions and inspect.isfunction(component):
         return
     methods = _methods(table.like)
-    if inspect.isclass(found) and all(callable(getattr(found, method, None)) for method in methods):
+    if inspect.isclass(component) and all(callable(getattr(component, method, None)) for method in methods):
         return
-    kind = f"the class {found.__name__}" if inspect.isclass(found) else f"of type {type(found).__name__}"
-    wanted = " or a function" if table.functions else ""
+    kind = f"the class {component.__name__}" if inspect.isclass(component) else f"of type {type(component).__name__}"
+    alternative = " or a function" if table.functions else ""
     raise ConfigError(
-        f"{label} '{name}' is {kind}; it must be a class with {', '.join(methods)}{wanted}, like '{table.like}'."
+        f"{label} '{name}' is {kind}; it must be a class with {', '.join(methods)}{alternative}, like '{table.like}'."
     )
 
 
@@ -100,20 +111,17 @@ def _methods(interface: str) -> list[str]:
 
 def missing_module(name: str, module: str, *, label: str) -> ConfigError:
     """Return the error for an import string whose module, or a module it imports, is missing."""
-    hidden = shadows(module) if ":" in name else None
-    if hidden is not None:
-        return ConfigError(f"{label} '{name}': {hidden}")
+    meant = [each for each in (name.partition(":")[0], module) if find_module(f"{_OWN}.{each}")]
+    own = f" flowmill's own is named '{_OWN}.{meant[0]}'." if meant else ""
     return ConfigError(
-        f"{label} '{name}': module '{module}' cannot be imported. Install it, or add the folder of your own "
-        "module to PYTHONPATH."
+        f"{label} '{name}': module '{module}' cannot be imported.{own} Install it, or put your own module next to the "
+        "config or into the working directory."
     )
 
 
 def missing_attribute(name: str, module: str, attribute: str, *, label: str) -> ConfigError:
     """Return the error for an import string whose module lacks the attribute."""
-    hidden = shadows(module) if ":" in name else None
-    found = hidden if hidden is not None else f"module '{module}' has no '{attribute}'."
-    return ConfigError(f"{label} '{name}': {found}")
+    return ConfigError(f"{label} '{name}': module '{module}' has no '{attribute}'.")
 
 
 def unknown_option(name: str, option: str, valid: Iterable[str], *, label: str) -> ConfigError:
@@ -124,7 +132,7 @@ def unknown_option(name: str, option: str, valid: Iterable[str], *, label: str) 
 def check_options(
     component: Any, name: str, options: Mapping[str, Any], *, label: str, valid: Sequence[str] | None = None
 ) -> None:
-    """Check that a component has all given options, and that their values have the annotated types.
+    """Check that a component has all these options, and that their values have the annotated types.
 
     Types are strict, except that an integer is a number and a list is a tuple. Values are not converted.
 
@@ -134,14 +142,11 @@ def check_options(
         options: values by name.
         label: its role in messages.
         valid: names of its options; None: all its fields or parameters.
-
-    Raises:
-        ConfigError: an option does not exist, or has a value that its type does not allow.
     """
-    known = option_names(component) if valid is None else valid
+    accepted = option_names(component) if valid is None else valid
     for option, value in options.items():
-        if option not in known:
-            raise unknown_option(name, option, known, label=label)
+        if option not in accepted:
+            raise unknown_option(name, option, accepted, label=label)
         kind, adapter = _type_of(component, option)
         try:
             # Validated as JSON, in which a tuple is a list, like in YAML.
@@ -155,7 +160,7 @@ def _refusal(option: str, kind: Any, error: ValidationError) -> str:
     first, *others = error.errors(include_url=False)
     where = place(first)
     # A value that no member of a union allows has an error for each member.
-    allowed = dict.fromkeys(wanted(item) for item in (first, *others) if place(item) == where)
+    allowed = dict.fromkeys(requirement(item) for item in (first, *others) if place(item) == where)
     noted = [note for each in (kind, *get_args(kind)) for note in getattr(each, "__metadata__", ())]
     remedies = [each for each in noted if isinstance(each, str)]
     path = ".".join(str(part) for part in (option, *where[: -1 if first["type"] == "missing" else None]))
@@ -186,23 +191,16 @@ def _type_of(component: Any, option: str) -> tuple[Any, TypeAdapter[Any]]:
 
 
 def create(table: Table, name: str, options: Mapping[str, Any], *, label: str) -> Any:
-    """Return an instance of a component, built from its options.
-
-    Raises:
-        ConfigError: the component does not exist, or an option is unknown, missing or refused by the component.
-    """
+    """Return an instance of a component, built from its options."""
     return build(resolve(table, name, label=label), name, options, label=label)
 
 
 def build(component: Callable[..., Any], name: str, options: Mapping[str, Any], *, label: str) -> Any:
-    """Return an instance of a class, built from its options.
-
-    Raises:
-        ConfigError: an option is unknown, missing or refused by the class.
-    """
+    """Return an instance of a class, built from its options."""
     check_options(component, name, options, label=label)
     try:
-        return component(**options)
+        with without_exits(f"{label} '{name}'", ConfigError):
+            return component(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{label} '{name}': {error}") from None
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from configs.base import Later, Section
-from configs.model import ModelSection
+from flowmill.configs.base import Later, Section
+from flowmill.configs.model import ModelSection
 
 
 class TurnsSection(Section):
@@ -82,5 +82,5 @@ class RenderSection(Section):
             return text.strip()
         first, last = self.answer
         before, _, after = text.rpartition(first)
-        found, closed, _ = after.partition(last)
-        return found.strip() if closed and (before or text.startswith(first)) else ""
+        content, closed, _ = after.partition(last)
+        return content.strip() if closed and (before or text.startswith(first)) else ""

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from configs.base import Component, Later, Section
-from configs.data import DataSection
-from configs.load import checked, origin, read_config
-from configs.model import LoraSection
-from configs.overrides import apply_overrides
-from configs.schema import StoreSection
+from flowmill.configs.base import Component, Later, Section
+from flowmill.configs.data import DataSection
+from flowmill.configs.load import checked, origin, read_config
+from flowmill.configs.model import LoraSection
+from flowmill.configs.overrides import apply_overrides
+from flowmill.configs.schema import StoreSection
 
 
 class JudgmentRows(DataSection):
@@ -82,22 +82,19 @@ def load_fit(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
     """Return the config in a YAML file, with ``key=value`` overrides.
 
     Paths of `data` and `heldout` are relative to the working directory, or to the folder of the file.
-
-    Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     source = Path(path)
     data = read_config(source)
-    where = origin(data, FitConfig, source, overrides)
+    where = origin(data, FitConfig, str(source), overrides)
     data = apply_overrides(data, overrides)
     data["name"] = data.get("name") or re.sub(r"[^\w.-]", "-", source.stem)
-    made = checked(data, FitConfig, where)
-    return made.model_copy(
+    config = checked(data, FitConfig, where)
+    return config.model_copy(
         update={
-            name: tuple(_found(each, source.parent) for each in getattr(made, name)) for name in ("data", "heldout")
+            name: tuple(_path_of(each, source.parent) for each in getattr(config, name)) for name in ("data", "heldout")
         }
     )
 
 
-def _found(name: str, folder: Path) -> str:
+def _path_of(name: str, folder: Path) -> str:
     return str(folder / name) if not Path(name).exists() and (folder / name).exists() else name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.base import Component, Section
+from flowmill.configs.base import Component, Section
 
 
 class ServerSection(Section):
@@ -30,6 +31,13 @@ class ServerSection(Section):
 class RewardSection(Component):
     """One reward model."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "modality": (
+            "A sample has one advantage, of all its rewards. Remove it; advantage.aggregation 'gdpo' weighs rewards "
+            "of different scales alike."
+        ),
+        "spread": "Give the reward a GPU of its own: flowmill serve-reward, and its address in 'server'.",
+    }
     weight: float = 1.0
     """Factor of this reward in the weighted sum."""
     label: str | None = None
@@ -42,9 +50,6 @@ class RewardSection(Component):
     """Names of `prompts.sources` whose samples it scores; all when empty."""
     over_frames: Literal["mean", "min"] = "mean"
     """For clips whose frames are scored: the mean over frames, or the score of the worst frame."""
-    modality: str | None = None
-    """The modality that it judges; its advantage trains only the log-prob of that modality. For clips with sound: video
-    or audio; all modalities when absent."""
     threshold: float | None = None
     """Optimize 1 if the score reaches this and 0 otherwise, instead of the score."""
     standardize: bool = False
@@ -55,8 +60,6 @@ class RewardSection(Component):
     """Torch device of a reward that takes one (cpu, cuda:1); the reward's default when absent."""
     batch_size: PositiveInt | None = None
     """Rows per call of the reward; the reward's default, or a whole shard, when absent."""
-    spread: bool = False
-    """Shard every layer of its model over the ranks, which then call it together; for rewards that support it."""
     server: ServerSection | None = None
     """A `flowmill serve-reward` that scores in this reward's place: its address alone, or a section."""
 

@@ -6,22 +6,24 @@ options, so this file does not grow with them. To add a setting, add one field w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self
 
+import yaml
 from pydantic import Field, PrivateAttr, model_validator
 
-from configs.advantages import AdvantageSection, ReplaySection
-from configs.algorithm_defaults import AlgorithmNeeds, with_followers
-from configs.base import Component, Later, Section
-from configs.critic import CriticSection
-from configs.data import DataSection
-from configs.execution import ExecutionSection
-from configs.model import ModelSection
-from configs.optimizer import EmaSection, ScheduleSection
-from configs.render import RenderSection
-from configs.rewards import RewardSection
-from configs.tokens import TokensSection
-from configs.watch import WatchSection
+from flowmill.configs.advantages import AdvantageSection, ReplaySection
+from flowmill.configs.algorithm_defaults import IDENTITIES, AlgorithmNeeds, with_followers
+from flowmill.configs.base import Component, Later, Section
+from flowmill.configs.critic import CriticSection
+from flowmill.configs.data import DataSection
+from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.model import ModelSection
+from flowmill.configs.optimizer import EmaSection, ScheduleSection
+from flowmill.configs.render import RenderSection
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.tokens import TokensSection
+from flowmill.configs.watch import WatchSection
 
 
 class RunSection(Section):
@@ -33,10 +35,6 @@ class RunSection(Section):
     """Seed from which every random draw of the run is derived."""
     epochs: int = Field(1, ge=0, le=1_000_000)
     """Rollout-score-optimize rounds. May be raised later: finished epochs are kept."""
-
-
-#: Extensions of prompt files.
-PROMPT_FILES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv")
 
 
 class PromptSource(Section):
@@ -53,20 +51,19 @@ class PromptSource(Section):
 
 
 class PromptsSection(Section):
-    """Sources of prompts: a file (.txt, .jsonl, .parquet, or .csv and .tsv with a header), a folder written by
-    `save_to_disk` of datasets, or a Hugging Face dataset id."""
+    """Sources of prompts: a file with one per line (.txt), or rows as `data.train` takes them, in the same forms;
+    or a list of texts."""
 
-    train: str | None = None
+    train: str | tuple[str, ...] | None = None
     """Prompts to train on; paths are relative to the config file."""
-    heldout: str | None = None
+    heldout: str | tuple[str, ...] | None = None
     """Prompts never trained on, for evaluation."""
     sources: tuple[PromptSource, ...] = ()
     """Instead of train and heldout: several lists, mixed by weight, optionally with separate rewards."""
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
     image: str | None = None
-    """Column or key with the path of an input image, or a list of paths, relative to the prompt file; or of an input
-    clip, for models that take one."""
+    """Column or key with the path of an input image or clip, or a list of paths, relative to the prompt file."""
     sampler: Annotated[Component, Later()] = Component(name="permutation")
     """Chooses the prompts of an epoch: by permutations of the list, or from rewards of earlier epochs."""
     split: str = "train"
@@ -91,12 +88,12 @@ class PromptsSection(Section):
         """The share of each source by name, with any sum; '' where there is one list."""
         return {source.name: source.weight for source in self.sources} or {"": 1.0}
 
-    def lists(self, split: Literal["train", "heldout"]) -> dict[str, str]:
+    def lists(self, split: Literal["train", "heldout"]) -> dict[str, str | tuple[str, ...]]:
         """Return the lists of a split by setting, in order."""
-        found = {f"prompts.{split}": getattr(self, split)}
+        sources = {f"prompts.{split}": getattr(self, split)}
         if self.sources:
-            found = {f"prompts.sources.{n}.{split}": getattr(each, split) for n, each in enumerate(self.sources)}
-        return {setting: source for setting, source in found.items() if source is not None}
+            sources = {f"prompts.sources.{n}.{split}": getattr(each, split) for n, each in enumerate(self.sources)}
+        return {setting: source for setting, source in sources.items() if source is not None}
 
 
 class MediaSection(Section):
@@ -180,7 +177,8 @@ class OptimizeSection(Section):
     inner_epochs: int = Field(1, ge=1, le=1_000)
     """Passes over the pairs of an epoch."""
     stop_kl: Annotated[float | None, Later()] = Field(None, gt=0)
-    """Leave out an update whose approx_kl exceeds this, and the rest of its epoch; nats, in the unit of the ratio."""
+    """Undo the update after which the policy is further than this from the one before the epoch (`optimize/kl_epoch`),
+    and leave out the rest of the epoch; nats per token, of denoisers in the unit of the ratio."""
     replay: ReplaySection | None = None
     """Also train on trajectories of earlier epochs."""
     guidance_gradient: Literal["conditional", "both"] = "both"
@@ -190,6 +188,12 @@ class OptimizeSection(Section):
     """Texts of a group share the tokens of their prompt in training: fewer tokens, the same results up to rounding."""
     ema: EmaSection | None = None
     """Keep a moving average of the weights; evaluation and export then use it."""
+
+    def fingerprinted(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """Return the settings that change results; see ``IDENTITIES`` for the names of algorithms."""
+        values = super().fingerprinted(exclude)
+        name = self.algorithm.name
+        return {**values, "algorithm": {**values["algorithm"], "name": IDENTITIES.get(name, name)}}
 
 
 class EvaluateSection(Section):
@@ -296,19 +300,23 @@ class RunConfig(Section):
     # Not a setting: the algorithm's requirements as recorded by a run, so that a reader need not import the algorithm.
     _needs: tuple[Component, AlgorithmNeeds] | None = PrivateAttr(default=None)
 
+    def to_yaml(self) -> str:
+        """Return the config as YAML, with all defaults."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
     def knowing(self, algorithm: Component, needs: AlgorithmNeeds) -> Self:
-        """Return the config with the known requirements of an algorithm."""
-        known = self.model_copy()
-        known._needs = (algorithm, needs)
-        return known
+        """Return the config with the recorded requirements of an algorithm."""
+        copy = self.model_copy()
+        copy._needs = (algorithm, needs)
+        return copy
 
     def like(self, other: RunConfig) -> Self:
-        """Return the config with another config's known requirements."""
+        """Return the config with another config's recorded requirements."""
         return self if other._needs is None else self.knowing(*other._needs)
 
     @property
     def known_needs(self) -> AlgorithmNeeds | None:
-        """The known requirements of this config's algorithm, or None if it must be imported."""
+        """The recorded requirements of this config's algorithm, or None if it must be imported."""
         return self._needs[1] if self._needs is not None and self._needs[0] == self.optimize.algorithm else None
 
     @model_validator(mode="before")

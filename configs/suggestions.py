@@ -43,9 +43,9 @@ def near_path(path: str, folders: Sequence[Path], *, only_folders: bool = False)
         only_folders: whether the last part must be a folder.
     """
     for folder in dict.fromkeys(folders):
-        found = _walk(Path(path).expanduser(), folder, only_folders=only_folders)
-        if found is not None:
-            return str(found)
+        folder_path = _walk(Path(path).expanduser(), folder, only_folders=only_folders)
+        if folder_path is not None:
+            return str(folder_path)
     return None
 
 
@@ -96,7 +96,7 @@ def _walk(path: Path, folder: Path, *, only_folders: bool) -> Path | None:
 
 def _entries(folder: Path, *, folders: bool) -> list[str]:
     try:
-        with os.scandir(folder) as found:
-            return [entry.name for entry in islice(found, _ENTRIES) if entry.is_dir() or not folders]
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, _ENTRIES) if entry.is_dir() or not folders]
     except OSError:
         return []

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from configs.base import Component, Later, Section
+from flowmill.configs.base import Component, Later, Section
 
 #: Placeholder of the prompt in an instruction.
 _PLACE = "{prompt}"
@@ -51,6 +51,6 @@ class TokensSection(Section):
             raise ValueError(f"instruction has no {_PLACE}, so no prompt would be read: put it where the prompt goes")
         return value
 
-    def asked(self, prompt: str) -> str:
+    def instructed(self, prompt: str) -> str:
         """Return the prompt, inserted into the instruction if there is one."""
         return prompt if self.instruction is None else self.instruction.replace(_PLACE, prompt)

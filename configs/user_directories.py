@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 
 def user_cache() -> Path:

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from configs.base import Component, Section
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
+from flowmill.configs.base import Component, Section
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
 
 
 def place(item: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -32,22 +32,25 @@ def relevant(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def explain(item: Mapping[str, Any], schema: type[BaseModel] = RunConfig) -> str:
-    """Return one error item of pydantic, about data of a schema, as a sentence or two, without its origin."""
+    """Return one error item of pydantic, on data of a schema, as a sentence or two, without its origin."""
     location = ".".join(str(part) for part in place(item))
     if item["type"] == "extra_forbidden":
+        instead = _section_at(item["loc"][:-1], schema, schema=schema).removed.get(str(item["loc"][-1]))
+        if instead is not None:
+            return f"setting '{location}' no longer exists. {instead}"
         return f"unknown setting '{location}'. {_suggest(item['loc'], schema)}"
     if item["type"] == "missing":
         return f"setting '{location}' is required and missing."
     if item["type"] == "value_error":
         return f"'{location or 'config'}': {item['msg'].removeprefix('Value error, ')}."
-    message = wanted(item)
+    message = requirement(item)
     section = _section_at(item["loc"], schema=schema)
     if item["type"] in ("model_type", "dict_type") and section is not None and issubclass(section, Component):
         message = "it must be a name with options; give the name alone, or {name: ..., options: {...}}"
     return f"'{location or 'config'}' is {item['input']!r}; {message}."
 
 
-def wanted(item: Mapping[str, Any]) -> str:
+def requirement(item: Mapping[str, Any]) -> str:
     """Return the part of a message that says which values are allowed, such as "it must be greater than 0"."""
     said = item["msg"].removeprefix("Value error, ").removesuffix(".").replace(" after validation", "")
     return _REMEDIES.get(item["type"]) or re.sub(r"^\w+ should ", "it must ", said)
@@ -89,15 +92,15 @@ def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _section_at(location: Sequence[int | str], default: Any = None, *, schema: type[BaseModel] = RunConfig) -> Any:
-    """Return the section at a location of the schema, or the innermost one around it if a default is given."""
+    """Return the section at a location of the schema, or the innermost one around it if there is a default."""
     section = schema
     for part in location:
         if isinstance(part, int) or str(part).isdecimal():
             continue
-        found = _section_of(section.model_fields[part].annotation) if part in section.model_fields else None
-        if found is None:
+        inner = _section_of(section.model_fields[part].annotation) if part in section.model_fields else None
+        if inner is None:
             return default and section
-        section = found
+        section = inner
     return section
 
 
@@ -105,7 +108,7 @@ def _section_of(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     for inner in get_args(annotation):
-        found = _section_of(inner)
-        if found is not None:
-            return found
+        section = _section_of(inner)
+        if section is not None:
+            return section
     return None

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from configs.base import Section
+from flowmill.configs.base import Section
+
+_BACK = (
+    "Set the rule to 'warn' or 'stop'. optimize.stop_kl undoes updates that move the policy too far, and 'flowmill run "
+    "--rewind' with fewer epochs ends a run at an earlier policy"
+)
 
 
 class WatchSection(Section):
     """Actions on alerts, which are computed from committed artifacts."""
 
-    on: dict[str, Literal["warn", "stop", "back"]] = Field(default_factory=dict)
-    """Action by rule: warn (default); stop, which ends the run before its next stage; back, which continues from the
-    best policy before, at a smaller learning rate, as a branch of the run."""
-    rate: float = Field(0.1, gt=0, lt=1)
-    """Factor of `optimize.learning_rate` with every step back."""
+    removed: ClassVar[Mapping[str, str]] = {"rate": f"Its action 'back' no longer exists either. {_BACK}."}
+    on: dict[str, Literal["warn", "stop"]] = Field(default_factory=dict)
+    """Action by rule: warn (default), or stop, which ends the run before its next stage."""
 
-    def rules(self, action: str) -> list[str]:
-        """Return the names of the rules with an action, sorted."""
-        return sorted(rule for rule, chosen in self.on.items() if chosen == action)
+    @model_validator(mode="before")
+    @classmethod
+    def _without_default(cls, value: Any) -> Any:
+        # Stored configs name the default of their time.
+        if isinstance(value, Mapping) and value.get("rate") == 0.1:
+            return {name: each for name, each in value.items() if name != "rate"}
+        return value
+
+    @field_validator("on", mode="before")
+    @classmethod
+    def _never_back(cls, value: Any) -> Any:
+        for rule, action in value.items() if isinstance(value, Mapping) else ():
+            if action == "back":
+                raise ValueError(f"the action 'back', which rule '{rule}' has, no longer exists. {_BACK}")
+        return value

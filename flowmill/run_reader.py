@@ -6,20 +6,20 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from configs.schema import RunConfig
-from storage.layout import ArtifactRef
-from tasks.metrics.evaluations import finished_evaluations
-from tasks.metrics.samples import arrays_of, artifact_table
-from tasks.metrics.view import RunView
-from tasks.runs.opening import open_run
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.metrics.evaluations import finished_evaluations
+from flowmill.tasks.metrics.samples import arrays_of, artifact_table
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.opening import open_run
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from PIL.Image import Image
 
-    from tasks.reports.trace import States
-    from tasks.runs.context import RunContext
+    from flowmill.tasks.reports.trace import States
+    from flowmill.tasks.runs.context import RunContext
 
 
 def picture(media: np.ndarray) -> Image | list[Image]:
@@ -69,7 +69,7 @@ class RunReader:
         """Return an epoch's samples: prompt, seed, sigmas, log_probs, ..., and rewards.
 
         The columns of 'trajectories', 'reward.<label>' of each reward and monitor that was scored, 'note.<label>' of
-        those that left notes, and once advantages are made 'reward', the optimized sum, and 'advantage'.
+        those that left notes, and once advantages are computed 'reward', the optimized sum, and 'advantage'.
         """
         return self._view.samples(epoch)
 
@@ -119,8 +119,8 @@ class RunReader:
             samples: ids, as in the column 'sample_id'; all when absent.
             evaluation: read the run's evaluation of the epoch, not its rollout.
         """
-        found = self._view.pictures(epoch, samples, evaluation=evaluation)
-        return {sample: picture(media) for sample, media in found.items()}
+        pictures = self._view.pictures(epoch, samples, evaluation=evaluation)
+        return {sample: picture(media) for sample, media in pictures.items()}
 
     def films(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
@@ -135,8 +135,8 @@ class RunReader:
         """
         from PIL import Image
 
-        found = self._view.references(epoch, samples, evaluation=evaluation)
-        return {sample: [Image.fromarray(each) for each in images] for sample, images in found.items()}
+        images_by_sample = self._view.references(epoch, samples, evaluation=evaluation)
+        return {sample: [Image.fromarray(each) for each in images] for sample, images in images_by_sample.items()}
 
     def arrays(
         self, epoch: int, name: str = "latents", samples: Collection[str] | None = None
@@ -157,7 +157,7 @@ class RunReader:
 
     @cached_property
     def _states(self) -> States:
-        from tasks.reports.trace import States
+        from flowmill.tasks.reports.trace import States
 
         return States(open_run(self._context.store.root.uri, self.name, trusted=self._trusted))
 
@@ -174,8 +174,8 @@ class RunReader:
         return self._view.curves()
 
     def data(self) -> dict[str, list[dict[str, Any]]]:
-        """Return tables of its data by title: given samples and rows left out, preferences, fitted rewards."""
-        from tasks.reports.data_tables import data_tables
+        """Return tables of its data by title: ingested samples and rows left out, preferences, fitted rewards."""
+        from flowmill.tasks.reports.data_tables import data_tables
 
         return data_tables(self._context)
 
@@ -186,11 +186,11 @@ class RunReader:
         split by rank and worker. Files are checked against their checksums, also those on S3.
 
         Args:
-            epoch: the epoch; 0 for the given samples of a run with a section 'data'.
+            epoch: the epoch; 0 for the ingested samples of a run with a section 'data'.
             evaluation: read the run's evaluation of the epoch, not its rollout.
             start: number of samples to leave out, to continue where this rank and worker stopped.
         """
-        from tasks.reports.streams import stream_of
+        from flowmill.tasks.reports.streams import stream_of
 
         return stream_of(self._context, epoch, evaluation=evaluation, start=start)
 
@@ -199,13 +199,13 @@ class RunReader:
 
         ``split_dataset_by_node`` splits it by rank, ``state_dict`` and ``load_state_dict`` continue it; see ``stream``.
         """
-        from tasks.reports.streams import dataset_of
+        from flowmill.tasks.reports.streams import dataset_of
 
         return dataset_of(self._context, epoch, evaluation=evaluation)
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
         """Return the origin of a sample, its rewards and advantage, and the optimizer updates it entered."""
-        from tasks.reports.trace import trace_sample
+        from flowmill.tasks.reports.trace import trace_sample
 
         ref = self._samples_ref(epoch)
         return trace_sample(self._context.store, ref, sample, [self._context], trusted=self._trusted)
@@ -213,8 +213,8 @@ class RunReader:
     def _samples_ref(self, epoch: int) -> ArtifactRef:
         return self._context.chain.require(*self._context.plan.samples_of(epoch)).ref
 
-    def _made(self, epoch: int, stage: str, slot: str = "") -> ArtifactRef:
+    def _artifact(self, epoch: int, stage: str, slot: str = "") -> ArtifactRef:
         return self._context.chain.require(epoch, stage, slot).ref
 
     def _table(self, epoch: int, stage: str, slot: str = "") -> pa.Table:
-        return artifact_table(self._context.store, self._made(epoch, stage, slot))
+        return artifact_table(self._context.store, self._artifact(epoch, stage, slot))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowmill.flows.environment import existing_root
 from flowmill.run_reader import RunReader, picture
-from flows.environment import existing_root
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import list_runs
-from storage.layout import ArtifactRef
-from storage.maintenance.verify import list_artifacts
-from tasks.metrics.samples import artifact_table, media_of
-from tasks.runs.addresses import find_artifact
-from tasks.runs.opening import open_run
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import list_runs
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.verify import list_artifacts
+from flowmill.tasks.metrics.samples import artifact_table, media_of
+from flowmill.tasks.runs.addresses import find_artifact
+from flowmill.tasks.runs.opening import open_run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,6 +97,12 @@ class Run(RunReader):
     def __repr__(self) -> str:
         return f"<run '{self.name}' in '{self._context.store.root.uri}'>"
 
+    def _repr_html_(self) -> str:
+        """Return the run as a notebook shows it."""
+        from flowmill.run_display import as_html
+
+        return as_html(self)
+
     @property
     def store(self) -> Store:
         """Its store."""
@@ -104,6 +111,22 @@ class Run(RunReader):
     def refresh(self) -> None:
         """Reload the run's records, which are otherwise read once."""
         self._context = open_run(self.store.root, self.name, reads=True, trusted=self._trusted)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the results as one self-contained HTML file, as 'flowmill report' does.
+
+        Args:
+            out: the file; 'NAME-report.html' in the working directory when absent.
+
+        Returns:
+            The file.
+
+        Raises:
+            FlowmillError: the file cannot be written.
+        """
+        from flowmill.tasks.reports.report import run_report, save_report
+
+        return save_report(run_report(self._context), Path(out or f"{self.name}-report.html"))
 
     # Making
 
@@ -116,9 +139,9 @@ class Run(RunReader):
         Raises:
             FlowmillError: something cannot work; committed data stays.
         """
-        from tasks.specs.stages import names_of
+        from flowmill.tasks.specs.stages import names_of
 
-        return [made for stage in names_of("run") if self._context.plan.has(stage) for made in self.stage(stage, 0)]
+        return [name for stage in names_of("run") if self._context.plan.has(stage) for name in self.stage(stage, 0)]
 
     def stage(
         self,
@@ -141,17 +164,17 @@ class Run(RunReader):
             force: do the work again, as a new attempt.
 
         Returns:
-            The artifacts it made or found, 'kind/id'; ``Store.table`` reads them.
+            The artifacts it computed or reused, 'kind/id'; ``Store.table`` reads them.
 
         Raises:
             FlowmillError: something cannot work; committed data stays.
         """
         from flowmill.components import run_stage
 
-        asked = {"epoch": epoch, "slot": slot, "overrides": [*overrides], "force": force, "trust_store": self._trusted}
-        made = run_stage(self._context, name, asked)
+        fields = {"epoch": epoch, "slot": slot, "overrides": [*overrides], "force": force, "trust_store": self._trusted}
+        names = run_stage(self._context, name, fields)
         self.refresh()
-        return made
+        return names
 
     def train(self) -> Run:
         """Complete the run of its config, as 'flowmill run' does; committed artifacts are not computed again.

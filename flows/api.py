@@ -13,9 +13,8 @@ from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
-from configs.answers import json_of, read_as_utf8, text_of
-from configs.errors import ConfigError
-from configs.proxies import by_proxy
+from flowmill.configs.answers import json_of, read_as_utf8, text_of
+from flowmill.configs.errors import ConfigError
 
 _MOST = 600
 _UNAUTHORIZED = (401, 403)
@@ -23,11 +22,7 @@ _UNAUTHORIZED = (401, 403)
 
 @contextlib.contextmanager
 def named_server() -> Iterator[SyncPrefectClient]:
-    """Yield a client of the server that PREFECT_API_URL or the profile names.
-
-    Raises:
-        ConfigError: no server is named, or it does not answer, or it refuses the request.
-    """
+    """Yield a client of the server that PREFECT_API_URL or the profile names."""
     url = get_current_settings().api.url
     if not url:
         raise ConfigError(
@@ -41,11 +36,7 @@ def named_server() -> Iterator[SyncPrefectClient]:
 
 
 def check_server() -> None:
-    """Check that the configured server answers and has a compatible version; a flow would end with a traceback.
-
-    Raises:
-        ConfigError: it does not answer, or its version differs.
-    """
+    """Check that the configured server answers and has a compatible version; a flow would end with a traceback."""
     with named_server() as client:
         if failure := client.api_healthcheck():
             raise failure
@@ -66,7 +57,6 @@ def answers(url: str) -> Iterator[None]:
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"{where} does not answer ({error or type(error).__name__}). Is it running, and is the address right?"
-            f"{by_proxy(url)}"
         ) from None
     except PrefectException as error:
         raise ConfigError(f"{where} refuses this: {_short(str(error))}") from None
@@ -87,13 +77,13 @@ def _refusal(response: httpx.Response) -> str:
 
 def _detail(response: httpx.Response) -> str:
     try:
-        found = json_of(response.content)
+        detail = json_of(response.content)
     except ValueError:
         return text_of(response.content) or response.reason_phrase
-    if isinstance(found, dict):
+    if isinstance(detail, dict):
         keys = ("detail", "exception_detail", "exception_message")
-        found = next((found[key] for key in keys if found.get(key)), found)
-    return str(found)
+        detail = next((detail[key] for key in keys if detail.get(key)), detail)
+    return str(detail)
 
 
 def _short(text: str) -> str:

@@ -11,10 +11,10 @@ from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
-from configs.escaping import command, in_code, in_link, in_markdown
-from configs.fingerprint import canonical_json
-from flows.server import has_lasting_api
-from tasks.tracking.locations import REPORT, ui_page
+from flowmill.configs.escaping import command, in_code, in_link, in_markdown
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.flows.server import has_lasting_api
+from flowmill.tasks.tracking.locations import REPORT, ui_page
 
 _EVERY_S = 5.0
 
@@ -65,7 +65,7 @@ def announce(label: str, run: str, *, once: str | None = None, **payload: Any) -
         label: name of the event.
         run: name of the run.
         once: address of the run's store, for an event that a continued run announces again: Prefect stores an event of
-            a known id once.
+            an id that it has seen once.
         payload: facts of the event.
     """
     if not has_lasting_api():
@@ -76,8 +76,8 @@ def announce(label: str, run: str, *, once: str | None = None, **payload: Any) -
             {"prefect.resource.id": f"prefect.deployment.{deployment.id}", "prefect.resource.role": "deployment"}
         ]
     resource = {"prefect.resource.id": f"flowmill.run.{run}", "prefect.resource.name": run}
-    known = None if once is None else uuid5(NAMESPACE_URL, canonical_json([once, label, run, payload]))
-    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload, id=known)
+    event_id = None if once is None else uuid5(NAMESPACE_URL, canonical_json([once, label, run, payload]))
+    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload, id=event_id)
 
 
 def _key(run: str, label: str) -> str:

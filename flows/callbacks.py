@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from configs.errors import StoppedError, TrackingError
-from flows.artifacts import Progress, announce, report_link, tracking_link
-from flows.server import has_lasting_api
-from tasks.metrics.alerts import Alert, Watcher
-from tasks.metrics.reward_tables import earned
-from tasks.metrics.speed import waited_in_words
-from tasks.reports.report import run_report
-from tasks.runs.context import RunContext
-from tasks.tracking.reports import log_report
-from tasks.tracking.tracker import Tracker
+from flowmill.configs.errors import StoppedError, TrackingError
+from flowmill.flows.artifacts import Progress, announce, report_link, tracking_link
+from flowmill.flows.server import has_lasting_api
+from flowmill.tasks.metrics.alerts import Alert, Watcher
+from flowmill.tasks.metrics.reward_tables import earned
+from flowmill.tasks.metrics.speed import waited_in_words
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.tracking.reports import log_report
+from flowmill.tasks.tracking.tracker import Tracker
 
 
 class RunCallbacks:
@@ -41,11 +41,7 @@ class RunCallbacks:
         self._warn(self._watcher.trained(epoch))
 
     def _warn(self, alerts: Sequence[Alert]) -> None:
-        """Print new alerts, emit an event for each and tag the MLflow run.
-
-        Raises:
-            StoppedError: ``watch.on`` says that one stops the run.
-        """
+        """Print new alerts, emit an event for each and tag the MLflow run."""
         if alerts:
             self._tracker.log_alerts()
         for alert in alerts:
@@ -57,11 +53,9 @@ class RunCallbacks:
         config = self._context.config
         stops = [alert for alert in alerts if config.watch.on.get(alert.rule) == "stop"]
         if stops:
-            # 'flowmill check' refuses 'back' with these.
-            others = "'warn'" if config.execution.ahead or config.optimize.replay else "'warn' or 'back'"
             raise StoppedError(
                 f"Run '{self._run}' ends here, as watch.on.{stops[0].rule} says: {stops[0].text} Everything up to here "
-                f"is committed. To continue, set watch.on.{stops[0].rule} to {others}."
+                f"is committed. To continue, set watch.on.{stops[0].rule} to 'warn'."
             )
 
     def ended(self, epoch: int) -> None:
@@ -79,8 +73,8 @@ class RunCallbacks:
 
     def report(self) -> None:
         """Log the run's report, if the config enables it, and show its location."""
-        wanted = self._context.config.tracking.report
-        if has_lasting_api() if wanted is None else wanted:
+        enabled = self._context.config.tracking.report
+        if has_lasting_api() if enabled is None else enabled:
             try:
                 log_report(self._context, run_report(self._context))
             except TrackingError as error:

@@ -12,19 +12,16 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
-from configs.errors import CancelledError
-from flows.server import has_lasting_api
+from flowmill.configs.errors import CancelledError
+from flowmill.configs.exits import StopSignal, is_interruption
+from flowmill.flows.server import has_lasting_api
 
 _EVERY_S = 2.0
 _last = [0.0]
 
 
 def check_cancelled() -> None:
-    """Ask the API, at most every two seconds, whether this flow run is being cancelled.
-
-    Raises:
-        CancelledError: the flow run is being cancelled.
-    """
+    """Ask the API, at most every two seconds, whether this flow run is being cancelled."""
     now = time.monotonic()
     if not has_lasting_api() or now - _last[0] < _EVERY_S or not flow_run.id:
         return
@@ -37,14 +34,16 @@ def check_cancelled() -> None:
         )
 
 
-def signal_behind(error: BaseException) -> KeyboardInterrupt | SystemExit | TerminationSignal | None:
+def signal_behind(error: BaseException) -> KeyboardInterrupt | StopSignal | TerminationSignal | None:
     """Return the signal's exception among the causes of an error; None if no signal caused it.
 
     A signal that arrives while Prefect sets up a task surfaces as an error of the task's clean-up.
     """
     link: BaseException | None = error
     while link is not None:
-        if isinstance(link, KeyboardInterrupt | SystemExit | TerminationSignal):
+        if isinstance(link, TerminationSignal):
+            return link
+        if isinstance(link, KeyboardInterrupt | StopSignal) and is_interruption(link):
             return link
         link = link.__cause__ or link.__context__
     return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import RunConfig
-from flows.environment import place_overrides
-from flows.requests import PipelineRequest
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import config_file, no_config
+from flowmill.configs.schema import RunConfig
+from flowmill.flows.environment import place_overrides
+from flowmill.flows.requests import PipelineRequest
 
 #: Sections of a request's overrides that hold for every run: where and how runs are executed.
 _COMMON = ("store.", "execution.", "tracking.")
@@ -16,36 +17,36 @@ def chained(request: PipelineRequest) -> list[PipelineRequest]:
     """Return the requests of the runs to complete: those that the run starts from, the first one first, and its own.
 
     A run that has begun has recorded its start, and needs no other run again.
-
-    Raises:
-        ConfigError: a config cannot be read, its run cannot be the start, or runs start from each other.
     """
-    config = asked_config(request)
-    found, names = [request], [config.run.name]
+    config = resolved_config(request)
+    requests, names = [request], [config.run.name]
     while config.model.start_config is not None:
-        from tasks.runs.start import check_first, has_begun
+        from flowmill.tasks.runs.start import check_first, has_begun
 
         if has_begun(config):
             break
+        start = str(config.model.start_config)
+        if not config_file(start).exists():
+            raise ConfigError(f"model.start_config '{start}' {no_config(start)}")
         first = PipelineRequest(
-            config=str(config.model.start_config),
+            config=start,
             root=config.store.root,
-            overrides=[each for each in found[0].overrides if each.startswith(_COMMON)],
+            overrides=[each for each in requests[0].overrides if each.startswith(_COMMON)],
             wait_minutes=request.wait_minutes,
             gpu_slots=request.gpu_slots,
         )
-        following, config = config, asked_config(first)
+        following, config = config, resolved_config(first)
         if config.run.name in names:
             raise ConfigError(
                 f"model.start_config: run '{config.run.name}' would start from itself: "
                 f"{' <- '.join(map(str, [config.run.name, *names]))}. Remove the setting from one of the configs."
             )
         check_first(following, config)
-        found.insert(0, first)
+        requests.insert(0, first)
         names.insert(0, config.run.name)
-    return found
+    return requests
 
 
-def asked_config(request: PipelineRequest) -> RunConfig:
+def resolved_config(request: PipelineRequest) -> RunConfig:
     """Return the config of a request: the file, with its overrides, root and name."""
     return load_config(request.config, [*request.overrides, *place_overrides(request.root, request.name)])

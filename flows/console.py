@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from configs.escaping import visible
+from flowmill.configs.escaping import visible
 
 
 class _Console(Console):
@@ -111,10 +111,10 @@ def _narrowed(columns: Sequence[_Column], width: int, optional: Sequence[str]) -
     """Return columns that fit a width without a frame; empty if the columns that cannot be truncated are wider."""
     folded = [replace(column, width=_folded_width(column)) for column in columns]
     for left_out in range(len(optional) + 1):
-        kept = [column for column in folded if column.header not in optional[:left_out]]
-        room = width - _GAP * (len(kept) - 1) - sum(column.width for column in kept if not column.cut)
-        if room >= sum(min(column.width, _FEWEST) for column in kept if column.cut):
-            return _shared(kept, room)
+        remaining = [column for column in folded if column.header not in optional[:left_out]]
+        room = width - _GAP * (len(remaining) - 1) - sum(column.width for column in remaining if not column.cut)
+        if room >= sum(min(column.width, _FEWEST) for column in remaining if column.cut):
+            return _shared(remaining, room)
     return []
 
 
@@ -135,7 +135,7 @@ def _folded_width(column: _Column) -> int:
 
 
 def _print_narrow(table: Table, columns: Sequence[_Column]) -> None:
-    """Print a table without a frame, with the given column widths."""
+    """Print a table without a frame, with these column widths."""
     if table.title is not None:
         console.print(table.title)
     headers = [wrap(column.header, column.width) for column in columns]

@@ -14,9 +14,9 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flows.deployment_list import OWN_TAGS, requested, shown_schedule, tags
-from flows.requests import DeployRequest
-from flows.schedule_parser import Rule, schedule_text
+from flowmill.flows.deployment_list import OWN_TAGS, requested, shown_schedule, tags
+from flowmill.flows.requests import DeployRequest
+from flowmill.flows.schedule_parser import Rule, schedule_text
 
 #: Slug of the schedule that ``deploy`` sets; the user or ``prefect.yaml`` set all others.
 SLUG = "flowmill"
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Deployed:
     """A deployment as it is on the server."""
 
     name: str
@@ -50,7 +50,7 @@ class Found:
     """Its entry in ``prefect.yaml``."""
 
     @property
-    def asked(self) -> Mapping[str, Any]:
+    def parameters(self) -> Mapping[str, Any]:
         """Its flow's request parameters."""
         return requested(self.there)
 
@@ -80,7 +80,7 @@ class Found:
 class Edit:
     """The changes that a request makes to a deployment on the server; all other settings stay."""
 
-    found: Found
+    deployed: Deployed
     changes: Sequence[Change]
     """Settings that would change."""
     update: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Edit:
 
     def apply(self, client: SyncPrefectClient) -> None:
         """Send the update, and the rule apart: with it the server would delete all schedules if one has no slug."""
-        there, own = self.found.there, self.found.own_schedule
+        there, own = self.deployed.there, self.deployed.own_schedule
         client.update_deployment(there.id, DeploymentUpdate(**self.update))
         if self.rule is None:
             return
@@ -112,47 +112,49 @@ def request_fields(entry: Mapping[str, Any]) -> Collection[str]:
     return form["properties"]  # type: ignore[no-any-return]
 
 
-def taken(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given parameters that the flow of an entry takes."""
+def taken(entry: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that the flow of an entry takes."""
     fields = request_fields(entry)
-    return {name: value for name, value in given.items() if name in fields}
+    return {name: value for name, value in values.items() if name in fields}
 
 
-def edit(found: Found, request: DeployRequest, *, rule: Rule | None) -> Edit:
+def edit(current: Deployed, request: DeployRequest, *, rule: Rule | None) -> Edit:
     """Compare a deployment with a request, whose ``kind`` is the type of its pool, and its schedule.
 
     The file's values are no user's choice while no schedule is active. The form is always that of the flow.
     """
-    there, entrypoint, usual = found.there, found.entry["entrypoint"], found.entry["parameters"]["request"]
-    parameters = taken(found.entry, request.parameters)
+    there, entrypoint, usual = current.there, current.entry["entrypoint"], current.entry["parameters"]["request"]
+    parameters = taken(current.entry, request.parameters)
     lines: list[Change] = []
     update: dict[str, Any] = {"parameter_openapi_schema": _form(entrypoint), "entrypoint": entrypoint}
     for name, value in parameters.items():
-        before = found.asked.get(name)
+        before = current.parameters.get(name)
         if before != value:
-            chosen = before is not None and (found.scheduled or before != usual.get(name))
-            lines.append(Change(found.name, name, _MISSING if before is None else str(before), str(value), asks=chosen))
-    after = {**(found.asked or usual), **parameters}
-    if after != found.asked:
+            chosen = before is not None and (current.scheduled or before != usual.get(name))
+            lines.append(
+                Change(current.name, name, _MISSING if before is None else str(before), str(value), asks=chosen)
+            )
+    after = {**(current.parameters or usual), **parameters}
+    if after != current.parameters:
         others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
         update |= {"parameters": {**(there.parameters or {}), "request": after}, "tags": [*others, *tags(after)]}
     if rule is not None and schedule_text(rule) in map(shown_schedule, there.schedules):
         rule = None
     if rule is not None:
-        own = found.own_schedule
+        own = current.own_schedule
         before = _MISSING if own is None else shown_schedule(own)
-        lines.append(Change(found.name, "schedule", before, schedule_text(rule), asks=own is not None))
+        lines.append(Change(current.name, "schedule", before, schedule_text(rule), asks=own is not None))
     variables = there.job_variables or {}
     # Customized pull steps stay, and the folder of containers while no pool is named.
-    kept = found.folder is None or (found.folder == "/" and request.pool is None)
-    folder = None if kept else request.folder
+    stays = current.folder is None or (current.folder == "/" and request.pool is None)
+    folder = None if stays else request.folder
     for label, now, then, sent in (
         ("pool", there.work_pool_name, request.pool, {"work_pool_name": request.pool}),
         ("image", variables.get("image"), request.image, {"job_variables": {**variables, "image": request.image}}),
-        ("folder", found.folder, folder, {"pull_steps": [{_FOLDER: {"directory": folder}}]}),
+        ("folder", current.folder, folder, {"pull_steps": [{_FOLDER: {"directory": folder}}]}),
     ):
         if then is not None and now != then:
-            asks = now is not None and (label != "folder" or found.scheduled)
-            lines.append(Change(found.name, label, now or _MISSING, then, asks=asks))
+            asks = now is not None and (label != "folder" or current.scheduled)
+            lines.append(Change(current.name, label, now or _MISSING, then, asks=asks))
             update |= sent
-    return Edit(found=found, changes=lines, update=update, rule=rule)
+    return Edit(deployed=current, changes=lines, update=update, rule=rule)

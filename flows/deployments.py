@@ -22,26 +22,26 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runner.storage import LocalStorage
 from prefect.schedules import Cron
 
-from configs.errors import ConfigError
-from configs.escaping import quoted
-from configs.suggestions import did_you_mean
-from flows.api import named_server
-from flows.deployment_diff import SLUG, Change, Edit, Found, edit, request_fields, taken
-from flows.deployment_list import UNKNOWN, Listed, listed, tags
-from flows.requests import GPU_SLOTS, DeployRequest
-from flows.schedule_parser import Rule, read_schedule
-from flows.subjects import Wanted, check_subjects, usual_subject
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.escaping import quoted
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.flows.api import named_server
+from flowmill.flows.deployment_diff import SLUG, Change, Deployed, Edit, edit, request_fields, taken
+from flowmill.flows.deployment_list import UNKNOWN, Listed, listed, tags
+from flowmill.flows.requests import GPU_SLOTS, DeployRequest
+from flowmill.flows.schedule_parser import Rule, read_schedule
+from flowmill.flows.subjects import Subject, check_subjects, usual_subject
 
 _FILE = Path(__file__).parent / "prefect.yaml"
 _POOL, _KIND = "flowmill", "process"
 _LONGEST = 100
 #: An entry of the file, with the existing deployment if there is one.
-Entry = tuple[Mapping[str, Any], Found | None]
+Entry = tuple[Mapping[str, Any], Deployed | None]
 _NAME = re.compile(rf"(?!\s)[^\x00-\x1f/%&<>]{{1,{_LONGEST}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DeploymentPlan:
     """The changes that a request makes on a server."""
 
     request: DeployRequest
@@ -51,61 +51,47 @@ class Plan:
     changes: Sequence[Change]
     """Settings that would change."""
     left_out: Sequence[str] = ()
-    """Deployments that cannot be created because no config is given."""
+    """Deployments that cannot be created without a config."""
 
 
-def plan(request: DeployRequest) -> Plan:
-    """Compare a request with the server and return the changes, without making them.
-
-    Raises:
-        ConfigError: no lasting server is named or it does not answer; there is no such deployment, or none that takes
-            an option; the schedule cannot be read; a config cannot run, or the run is ambiguous.
-        StoreError: a run does not exist.
-    """
+def plan(request: DeployRequest) -> DeploymentPlan:
+    """Compare a request with the server and return the changes, without making them."""
     entries = _chosen(request.only)
     _check_used(request, entries)
     schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone)
     with named_server() as client:
         kind = _check_pool(client, request)
         here = kind == _KIND
-        found: list[Entry] = [(entry, _found(client, entry, request)) for entry in entries]
-        usual = usual_subject(_wanted(found, request), here=here)
+        deployed: list[Entry] = [(entry, _deployed(client, entry, request)) for entry in entries]
+        usual = usual_subject(_subjects(deployed, request), here=here)
         request = request.model_copy(update={"defaults": {**request.defaults, **usual}, "kind": kind})
-        found, left_out = _with_config(found, request)
-        check_subjects(_wanted(found, request), here=here)
-        edits = [(entry, edit(there, request, rule=schedule) if there else None) for entry, there in found]
-        changed = [each for _, made in edits if made for each in made.changes]
+        deployed, left_out = _with_config(deployed, request)
+        check_subjects(_subjects(deployed, request), here=here)
+        edits = [(entry, edit(there, request, rule=schedule) if there else None) for entry, there in deployed]
+        changed = [each for _, change in edits if change for each in change.changes]
         changed += _slots(client, request)
-        return Plan(request=request, schedule=schedule, edits=edits, changes=changed, left_out=left_out)
+        return DeploymentPlan(request=request, schedule=schedule, edits=edits, changes=changed, left_out=left_out)
 
 
-def apply_plan(planned: Plan) -> list[Listed]:
-    """Create or change deployments and their pool; return the resulting deployments.
-
-    Raises:
-        ConfigError: the server does not answer, or refuses something.
-    """
+def apply_plan(planned: DeploymentPlan) -> list[Listed]:
+    """Create or change deployments and their pool; return the resulting deployments."""
     request = planned.request
     with named_server() as client:
-        if request.pool is not None or any(made is None for _, made in planned.edits):
+        if request.pool is not None or any(change is None for _, change in planned.edits):
             with contextlib.suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=request.pool or _POOL, type=request.kind or _KIND))
         if request.gpu_slots is not None:
             client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, request.gpu_slots)
-        for entry, made in planned.edits:
-            if made is None:
+        for entry, change in planned.edits:
+            if change is None:
                 _make(entry, request, planned.schedule)
             else:
-                made.apply(client)
+                change.apply(client)
         return listed(client, [_full_name(entry, request) for entry, _ in planned.edits])
 
 
 def workers(rows: Sequence[Listed]) -> list[str]:
-    """Return the worker commands that execute deployments, one per pool.
-
-    Raises:
-        ConfigError: no lasting server is named, or it does not answer.
-    """
+    """Return the worker commands that execute deployments, one per pool."""
     with named_server() as client:
         kinds = {row.pool: client.read_work_pool(row.pool).type for row in rows if row.pool != UNKNOWN}
     usual: dict[str, list[str]] = {_KIND: []}
@@ -116,11 +102,7 @@ def workers(rows: Sequence[Listed]) -> list[str]:
 
 
 def every_deployment() -> list[Listed]:
-    """Return all deployments of flowmill's flows on the server.
-
-    Raises:
-        ConfigError: no lasting server is named, or it does not answer.
-    """
+    """Return all deployments of flowmill's flows on the server."""
     with named_server() as client:
         return listed(client, None)
 
@@ -140,38 +122,38 @@ def _full_name(entry: Mapping[str, Any], request: DeployRequest) -> str:
     return f"{entry['name']}/{request.name or entry['name']}"
 
 
-def _found(client: SyncPrefectClient, entry: Mapping[str, Any], request: DeployRequest) -> Found | None:
+def _deployed(client: SyncPrefectClient, entry: Mapping[str, Any], request: DeployRequest) -> Deployed | None:
     name = _full_name(entry, request)
     try:
-        return Found(name=name, there=client.read_deployment_by_name(name), entry=entry)
+        return Deployed(name=name, there=client.read_deployment_by_name(name), entry=entry)
     except ObjectNotFound:
         return None
 
 
-def _wanted(found: Sequence[Entry], request: DeployRequest) -> list[Wanted]:
+def _subjects(entries: Sequence[Entry], request: DeployRequest) -> list[Subject]:
     return [
-        Wanted(
+        Subject(
             usual=entry["parameters"]["request"],
-            there=None if there is None else there.asked,
-            given=taken(entry, request.parameters),
+            there=None if there is None else there.parameters,
+            requested=taken(entry, request.parameters),
             defaults=taken(entry, request.defaults),
         )
-        for entry, there in found
+        for entry, there in entries
     ]
 
 
-def _with_config(found: Sequence[Entry], request: DeployRequest) -> tuple[list[Entry], list[str]]:
+def _with_config(candidates: Sequence[Entry], request: DeployRequest) -> tuple[list[Entry], list[str]]:
     """Return the entries to deploy, and the names of new ones whose default config belongs to another run."""
     run = request.parameters.get("run") or request.defaults.get("run")
-    kept, left_out = [], []
-    for entry, there in found:
+    remaining, left_out = [], []
+    for entry, there in candidates:
         config = entry["parameters"]["request"].get("config")
         foreign = config is not None and "config" not in request.parameters and run not in (None, config)
         if foreign and there is None and not request.only:
             left_out.append(_full_name(entry, request))
         else:
-            kept.append((entry, there))
-    return kept, left_out
+            remaining.append((entry, there))
+    return remaining, left_out
 
 
 def _slots(client: SyncPrefectClient, request: DeployRequest) -> list[Change]:
@@ -189,21 +171,21 @@ def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> str:
     """Return the type of the pool; refuse a requested type that differs from an existing pool's."""
     pool = request.pool or _POOL
     try:
-        found = client.read_work_pool(pool)
+        work_pool = client.read_work_pool(pool)
     except ObjectNotFound:
         return request.kind or _KIND
-    if request.kind not in (None, found.type):
+    if request.kind not in (None, work_pool.type):
         raise ConfigError(
-            f"Work pool '{pool}' is of type '{found.type}', not '{request.kind}'. Name another with --pool, or say "
-            f"--type {quoted(found.type)}."
+            f"Work pool '{pool}' is of type '{work_pool.type}', not '{request.kind}'. Name another with --pool, or say "
+            f"--type {quoted(work_pool.type)}."
         )
-    return found.type
+    return work_pool.type
 
 
 def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> None:
     """Create a deployment. Prefect's own deploy resets the settings of an existing one."""
-    given = taken(entry, {**request.defaults, **request.parameters})
-    parameters = {**entry["parameters"]["request"], **given}
+    values = taken(entry, {**request.defaults, **request.parameters})
+    parameters = {**entry["parameters"]["request"], **values}
     usual = [
         Cron(each["cron"], each["timezone"], active=each["active"], slug=each["slug"])
         for each in entry.get("schedules", ())

@@ -1,55 +1,38 @@
-"""Environment variables that must be set before Prefect, MLflow or torch is imported, and the default store."""
+"""Environment variables of commands, and the default store."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from configs.errors import ConfigError, StoreError
-from configs.override_quoting import text_override
-from configs.proxies import accept_proxies
-from configs.suggestions import near_path
-from storage.layout import RUNS, STAGING
-
-_DEFAULTS = {
-    # Telemetry of the libraries; MLflow reads only the word "true".
-    "DO_NOT_TRACK": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    # A busy machine may need minutes to start the API server; Prefect's own limit is 20 s.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "DIFFUSERS_VERBOSITY": "error",
-    # Spinning OpenMP threads slow small models down several times on a busy machine.
-    "OMP_WAIT_POLICY": "passive",
-    "TOKENIZERS_PARALLELISM": "false",
-    "GIT_PYTHON_REFRESH": "quiet",
-    # The failing tasks report the errors of clusters.
-    "DASK_LOGGING__DISTRIBUTED": "critical",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-
-#: Hosts of this machine.
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.library_settings import set_library_settings
+from flowmill.configs.override_quoting import text_override
+from flowmill.configs.suggestions import near_path
+from flowmill.storage.layout import RUNS, STAGING
 
 
 def prepare_environment(threads: int = 1) -> None:
-    """Set the variables that the user has not set."""
-    for name, value in {**_DEFAULTS, "OMP_NUM_THREADS": str(threads)}.items():
+    """Set the variables of a command that the user has not set, and torch's threads."""
+    set_library_settings()
+    _check_proxies()
+    # Commands print what they do themselves.
+    for name, value in {"PREFECT_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
-    _spare_loopback()
-    accept_proxies()
 
 
-def _spare_loopback() -> None:
-    """Exclude this machine's own addresses from the environment's proxies, for every HTTP client."""
+def _check_proxies() -> None:
     if not any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in os.environ):
         return
-    given = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
-    hosts = [host.strip() for host in ",".join([*given, *_LOOPBACK]).split(",")]
-    # Some clients read the lowercase name, others the uppercase name.
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(filter(None, hosts)))
+    import httpx
+
+    try:
+        httpx.Client().close()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"A proxy of the environment cannot be used: {error} Correct or unset HTTP_PROXY, HTTPS_PROXY and "
+            "ALL_PROXY, also in lower case; a SOCKS proxy needs pip install 'flowmill[socks]'."
+        ) from None
 
 
 def wants_traceback() -> bool:
@@ -58,42 +41,30 @@ def wants_traceback() -> bool:
 
 
 def default_root(root: str | None) -> str:
-    """Return the given root, else FLOWMILL_ROOT, else the default folder.
-
-    Raises:
-        ConfigError: the given root is empty.
-    """
+    """Return the requested root, else FLOWMILL_ROOT, else the default folder."""
     if root == "":
         raise ConfigError("The root of the store is empty: it names nothing. Leave it out, or give a folder or URI.")
     return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
 def chosen_root(root: str | None) -> str | None:
-    """Return the given root, else FLOWMILL_ROOT, else None: that of a config.
-
-    Raises:
-        ConfigError: the given root is empty.
-    """
+    """Return the requested root, else FLOWMILL_ROOT, else None: that of a config."""
     return default_root(root) if root is not None or os.environ.get("FLOWMILL_ROOT") else None
 
 
 def as_overrides(root: str | None, name: str | None) -> list[str]:
-    """Return a given root, else FLOWMILL_ROOT, and a given name as overrides of a config."""
+    """Return a root, else FLOWMILL_ROOT, and a name as overrides of a config."""
     return place_overrides(chosen_root(root), name)
 
 
 def place_overrides(root: str | None, name: str | None) -> list[str]:
-    """Return a given root and name as overrides of a config."""
-    given = {"store.root": root, "run.name": name}
-    return [text_override(key, value) for key, value in given.items() if value is not None]
+    """Return root and name as overrides of a config."""
+    places = {"store.root": root, "run.name": name}
+    return [text_override(key, value) for key, value in places.items() if value is not None]
 
 
 def existing_root(root: str | None) -> str:
-    """Return the location of an existing store; commands that only read create no folder.
-
-    Raises:
-        StoreError: there is no such folder, or it holds no store.
-    """
+    """Return the location of an existing store; commands that only read create no folder."""
     chosen = default_root(root)
     if "://" in chosen:
         return chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.execution.guard import OwnPagesOnly
+from flowmill.tasks.execution.guard import OwnPagesOnly
 
 
 def prefect_app() -> OwnPagesOnly:

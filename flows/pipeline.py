@@ -7,26 +7,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 
-from configs.errors import CancelledError, StoppedError
-from flows import process_state
-from flows.artifacts import flow_run_tags
-from flows.callbacks import RunCallbacks
-from flows.cancellation import signal_behind
-from flows.chained import chained
-from flows.requests import ContinueRequest, PipelineRequest
-from flows.rollouts import Rollouts
-from flows.scheduled_runs import make_up_for_missed, scheduled, turn
-from flows.stages import RunStages
-from tasks.checks.check import check_config
-from tasks.metrics.describe import describe_result
-from tasks.runs.context import RunContext
-from tasks.runs.extension import grown
-from tasks.runs.locks import executing
-from tasks.runs.opening import mark_finished, open_run
-from tasks.runs.state import note_state
-from tasks.specs.plan import RunPlan
-from tasks.tracking.tracker import Tracker
+from flowmill.configs.errors import CancelledError, StoppedError
+from flowmill.flows import process_state
+from flowmill.flows.artifacts import flow_run_tags
+from flowmill.flows.callbacks import RunCallbacks
+from flowmill.flows.cancellation import signal_behind
+from flowmill.flows.chained import chained
+from flowmill.flows.requests import ContinueRequest, PipelineRequest
+from flowmill.flows.rollouts import Rollouts
+from flowmill.flows.scheduled_runs import end_killed, make_up_for_missed, scheduled, turn
+from flowmill.flows.stages import RunStages
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.metrics.describe import describe_result
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.extension import grown
+from flowmill.tasks.runs.locks import executing
+from flowmill.tasks.runs.opening import mark_finished, open_run
+from flowmill.tasks.runs.state import killed_flow_run, note_state
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.tracking.tracker import Tracker
 
 
 @flow(name="pipeline", flow_run_name=process_state.flow_run_name, persist_result=False)
@@ -67,15 +68,16 @@ def training_run(
         execution = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         callbacks, status = RunCallbacks(context, tracker), "FAILED"
-        note_state(context, "running")
+        end_killed(killed_flow_run(context))
+        note_state(context, "running", flow_run=str(flow_run.id or ""))
         try:
             yield RunStages(execution), callbacks
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
                 status = "KILLED"
-            held = isinstance(error, StoppedError)
-            note_state(context, "held" if held else "stopped" if status == "KILLED" else "failed", error)
+            by_alert = isinstance(error, StoppedError)
+            note_state(context, "held" if by_alert else "stopped" if status == "KILLED" else "failed", error)
             raise
         finally:
             tracker.close(status)
@@ -99,8 +101,6 @@ def train(stages: RunStages, callbacks: RunCallbacks) -> None:
         callbacks.trained(epoch)
         if plan.is_evaluated(epoch):
             evaluate(stages, callbacks, plan, epoch=epoch)
-        for node in plan.steering(epoch):
-            stages.run(node.stage, node.epoch)
         callbacks.ended(epoch)
     stages.run("export", plan.config.run.epochs)
     callbacks.exported(plan.config.run.epochs)

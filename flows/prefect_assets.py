@@ -7,17 +7,19 @@ import re
 from prefect.assets import Asset, AssetProperties, add_asset_metadata, materialize
 from prefect.cache_policies import NO_CACHE
 
-from storage.artifacts.records import Manifest
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.storage.artifacts.records import Manifest
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 
 
-def tell(run: StageRun, manifest: Manifest) -> None:
+def report_asset(run: StageRun, manifest: Manifest) -> None:
     """Report the artifact of a stage to Prefect."""
     stage, context = run.stage, run.stage.context
     key = _key(run, stage.node)
-    about = f"{stage.name} of run {context.run.name}, in {context.store.root.uri}"
-    properties = AssetProperties(name=f"{context.run.name} {manifest.kind} {stage.slot}".strip(), description=about)
+    description = f"{stage.name} of run {context.run.name}, in {context.store.root.uri}"
+    properties = AssetProperties(
+        name=f"{context.run.name} {manifest.kind} {stage.slot}".strip(), description=description
+    )
 
     @materialize(
         Asset(key=key, properties=properties),

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from prefect.runtime import flow_run
 
-from configs.errors import WorkerError
-from configs.escaping import visible
-from configs.schema import RunConfig
-from flows.chained import asked_config
-from flows.requests import PipelineRequest
-from tasks.execution.execution import Execution
-from tasks.execution.jobs import JobExecution, JobSpec, own_code
-from tasks.inputs.store_trust import remember
-from tasks.runs.context import RunContext
-from tasks.runs.epoch_count import kept_length, length_note
-from tasks.runs.opening import begin_run
-from tasks.runs.progress import Reporter
+from flowmill.configs.errors import WorkerError
+from flowmill.configs.escaping import visible
+from flowmill.configs.schema import RunConfig
+from flowmill.flows.chained import resolved_config
+from flowmill.flows.requests import PipelineRequest
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.jobs import JobExecution, JobSpec, own_code
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.epoch_count import kept_length, length_note
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.runs.progress import Reporter
 
 
 class LogReporter:
@@ -74,8 +74,8 @@ def flow_run_name() -> str:
     name = request.get("run") or request.get("name") or Path(request["config"]).stem
     # The pipeline's flow run has the name of the run alone.
     flow = "" if flow_run.flow_name == "pipeline" else str(flow_run.flow_name)
-    about = [flow, f"e{request['epoch']}" if "epoch" in request else "", request.get("slot", "")]
-    return " ".join([name, *filter(None, about)])
+    parts = [flow, f"e{request['epoch']}" if "epoch" in request else "", request.get("slot", "")]
+    return " ".join([name, *filter(None, parts)])
 
 
 def is_called() -> bool:
@@ -91,24 +91,21 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
     Args:
         request: the request.
         says: report when the run keeps more epochs than the config has.
-
-    Raises:
-        ConfigError: a setting cannot work.
     """
-    config = asked_config(request)
-    kept = kept_length(config, rewind=request.rewind)
-    note = length_note(config, kept)
+    config = resolved_config(request)
+    updated = kept_length(config, rewind=request.rewind)
+    note = length_note(config, updated)
     if says and note is not None and request.advance is None:
         reporter().message(note)
-    remember(kept)
-    return kept
+    remember(updated)
+    return updated
 
 
 def begin(config: RunConfig) -> RunContext:
     """Return the context of a run that is started or continued in this process, or its context if already open."""
     context = begin_run(config, reporter=reporter())
-    found = _open.get(_key(context))
-    return context if found is None else found.context
+    opened_execution = _open.get(_key(context))
+    return context if opened_execution is None else opened_execution.context
 
 
 @contextmanager
@@ -118,12 +115,12 @@ def opened(context: RunContext) -> Iterator[Execution]:
     A run that is already open shares its execution. Executors and models are released at the end.
     """
     key, before = _key(context), _open.get(_key(context))
-    made = before if before is not None and before.context is context else Execution(context)
-    _open[key] = made
+    execution = before if before is not None and before.context is context else Execution(context)
+    _open[key] = execution
     try:
-        yield made
+        yield execution
     finally:
-        made.close()
+        execution.close()
         del _open[key]
         if before is not None:
             _open[key] = before
@@ -135,23 +132,19 @@ _visiting = threading.Lock()
 
 
 @contextmanager
-def execution_of(order: JobSpec) -> Iterator[Execution]:
-    """Yield the execution for a job: the open run's, else this process's own, which serves one task at a time.
-
-    Raises:
-        WorkerError: this process runs another version of flowmill than the sender of the job.
-    """
-    found = _open.get((order.root, order.run))
-    if found is not None:
-        yield found
+def execution_of(job: JobSpec) -> Iterator[Execution]:
+    """Yield the execution for a job: the open run's, else this process's own, which serves one task at a time."""
+    opened_execution = _open.get((job.root, job.run))
+    if opened_execution is not None:
+        yield opened_execution
         return
-    if order.code != own_code():
+    if job.code != own_code():
         raise WorkerError(
-            f"A worker on {platform.node()} runs another version of flowmill than run '{order.run}'. Install the same "
+            f"A worker on {platform.node()} runs another version of flowmill than run '{job.run}'. Install the same "
             "one on every machine."
         )
     with _visiting:
-        yield _visited.of(order)
+        yield _visited.of(job)
 
 
 def _key(context: RunContext) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from configs.escaping import visible
-from configs.human_units import duration
-from flows.console import console
-from tasks.runs.progress import Reporter
+from flowmill.configs.escaping import visible
+from flowmill.configs.human_units import duration
+from flowmill.flows.console import console
+from flowmill.tasks.runs.progress import Reporter
 
 
 class Display(Reporter, Protocol):
@@ -104,7 +104,7 @@ class Lines:
         self._begun = time.monotonic()
         self._first_epoch: tuple[int, float] | None = None
         self._said: set[tuple[str, int, str]] = set()
-        self._found: list[int] = []
+        self._reused_epochs: list[int] = []
 
     def __enter__(self) -> Lines:
         """Begin."""
@@ -117,7 +117,7 @@ class Lines:
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Print a line when an epoch, the base model or an evaluation is done."""
         if stage == "found":
-            self._found.append(done)
+            self._reused_epochs.append(done)
             return
         if stage == "pipeline":
             self.message(f"epoch {done}/{total}  {detail}  {self._left(done, total)}")
@@ -131,9 +131,9 @@ class Lines:
         self._print(text)
 
     def _say_found(self) -> None:
-        if self._found:
-            first, last = self._found[0], self._found[-1]
-            self._found = []
+        if self._reused_epochs:
+            first, last = self._reused_epochs[0], self._reused_epochs[-1]
+            self._reused_epochs = []
             which = f"epoch {first} was" if first == last else f"epochs {first} to {last} were"
             self._print(f"{which} found committed: not trained again")
 

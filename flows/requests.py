@@ -1,7 +1,7 @@
 """Requests of flows: parameters of deployments, which Prefect's UI shows as forms, and options of commands.
 
-A field is stated here once: ``flows.cli.options`` makes its option, Prefect its input, and ``arguments`` the equivalent
-command.
+A field is stated here once: ``flowmill.flows.cli.options`` makes its option, Prefect its input, and ``arguments`` the
+equivalent command.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from configs import introspection
-from configs.base import Section
-from configs.command_options import CommandLine, command_line
-from configs.escaping import command
-from configs.presets import presets
+from flowmill.configs import introspection
+from flowmill.configs.base import Section
+from flowmill.configs.command_options import CommandLine, command_line
+from flowmill.configs.escaping import command
+from flowmill.configs.presets import presets
 
 #: Prefect's concurrency limit for the GPUs that all flow runs of a server share.
 GPU_SLOTS = "flowmill-gpu"
@@ -95,15 +95,15 @@ class Request(Section, ABC):
 
     def arguments(self) -> list[str]:
         """Return the equivalent arguments of a command: every value that is not its default."""
-        found: list[str] = []
+        arguments: list[str] = []
         for name, field in type(self).model_fields.items():
             line, value = command_line(name, field), getattr(self, name)
             if not line.name or value is None or value is False or value == line.default:
                 continue
             option = [line.name] if line.name.startswith("-") else []
             for each in value if isinstance(value, list) else [value]:
-                found += [*option, *([] if each is True else [str(each)])]
-        return found
+                arguments += [*option, *([] if each is True else [str(each)])]
+        return arguments
 
 
 class PipelineRequest(Request):
@@ -116,7 +116,7 @@ class PipelineRequest(Request):
     overrides: Overrides = Field(default_factory=list)
     """Settings laid over the config, 'section.key=value' each."""
     advance: Advance = None
-    """Train this many epochs more than the run has, instead of the config's number."""
+    """Train this many epochs more than the run has, instead of the config's number; a stopped request goes on."""
     rewind: bool = False
     """Shorten a run that has more epochs than the config; otherwise it keeps them."""
 
@@ -134,7 +134,7 @@ class SweepRequest(Request):
     """Variants of one config."""
 
     config: Config
-    name: str = Field(default_factory=lambda given: f"{Path(given['config']).stem}-sweep")
+    name: str = Field(default_factory=lambda data: f"{Path(data['config']).stem}-sweep")
     """Name of the sweep, with which the names of its runs begin; the config's when absent."""
     root: ConfigRoot = None
     grid: Annotated[list[str], CommandLine(metavar="KEY=VALUE,VALUE")] = Field(default_factory=list)
@@ -149,7 +149,7 @@ class SweepRequest(Request):
     """File of test prompts that are not used for selection: the best variant is evaluated on them."""
 
     def command(self, flow: str, deployment: str | None = None) -> str:
-        """Return 'flowmill sweep ...', without the list of variants, whose file is not known here."""
+        """Return 'flowmill sweep ...', without the list of variants, whose file is unknown here."""
         return command("flowmill", "sweep", *self.arguments())
 
 
@@ -164,7 +164,7 @@ class ContinueRequest(Request):
     trust_store: TrustStore = False
 
     def command(self, flow: str, deployment: str | None = None) -> str:
-        """Return 'prefect deployment run ...': the config file of the run is not known here."""
+        """Return 'prefect deployment run ...': the config file of the run is unknown here."""
         request = self.model_dump(exclude_defaults=True)
         name = f"{flow}/{deployment or flow}"
         return command("prefect", "deployment", "run", name, "-p", f"request={json.dumps(request)}")
@@ -180,7 +180,8 @@ class StageRequest(Request):
     """An epoch, 0 is before training; 'next': the first without this stage; 'latest': the newest with rollouts
     (evaluate, judge and export: the newest trained)."""
     slot: Annotated[str, CommandLine(metavar="REWARD")] = Field(
-        default="", json_schema_extra=_suggests("reward", ("", *introspection.table("models.rewards:REWARDS")), "label")
+        default="",
+        json_schema_extra=_suggests("reward", ("", *introspection.table("flowmill.models.rewards:REWARDS")), "label"),
     )
     """For score, gradient and judge: one reward; all rewards when empty."""
     force: bool = False
@@ -194,27 +195,6 @@ class StageRequest(Request):
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill stage ...'."""
         return command("flowmill", "stage", flow, *self.arguments())
-
-
-class BenchmarkRequest(Request):
-    """Models to measure on pinned samples."""
-
-    name: Annotated[str, CommandLine("NAME", "NAME")]
-    """Benchmark: digits, words, ocr, ..., or a YAML file."""
-    models: Annotated[list[str], CommandLine("--model", "MODEL")] = Field(default_factory=list)
-    """RUN@EPOCH or a pipeline's folder."""
-    prompts: Annotated[str | None, CommandLine(metavar="FILE")] = None
-    """Prompts, if the benchmark ships none."""
-    config: Annotated[Path | None, CommandLine(metavar="CONFIG")] = None
-    """For a folder: a config with its family."""
-    processes: Annotated[int, CommandLine(metavar="N")] = Field(default=1, ge=1)
-    """Processes that share the work, a GPU each."""
-    root: RunRoot = "flowmill-store"
-    trust_store: TrustStore = False
-
-    def command(self, flow: str, deployment: str | None = None) -> str:
-        """Return 'flowmill benchmark ...'."""
-        return command("flowmill", "benchmark", *self.arguments())
 
 
 class DeployRequest(Section):
@@ -247,3 +227,20 @@ class DeployRequest(Section):
     def folder(self) -> str | None:
         """The working directory of the flows: this one; None in containers."""
         return str(Path.cwd()) if self.kind in (None, "process") else None
+
+
+class PublishRequest(Section):
+    """The export to upload and its repository: the options of ``flowmill publish``."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    model: Annotated[str, CommandLine("RUN", "RUN[@EPOCH]")]
+    """Run, or RUN@EPOCH."""
+    repo: Annotated[str, CommandLine("REPO", "OWNER/NAME")]
+    """Repository on the Hugging Face Hub."""
+    epoch: Annotated[int | None, CommandLine(metavar="N")] = None
+    """Epoch of the export; the last when absent."""
+    private: bool = False
+    """Make a new repository private."""
+    token_env: Annotated[str | None, CommandLine(metavar="NAME")] = None
+    """Environment variable that holds the token."""

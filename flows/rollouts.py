@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from configs.rewards import RewardSection
-from flows.cancellation import check_cancelled
-from flows.stages import LOOKING, Future, RunStages, finish
-from tasks.inputs.renderer import reads_images
-from tasks.specs.plan import RunPlan
-from tasks.stages.rollout import RolloutStage
-from tasks.stages.score import ScoreStage
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.rewards import RewardSection
+from flowmill.flows.cancellation import check_cancelled
+from flowmill.flows.stages import LOOKING, Future, RunStages, finish
+from flowmill.tasks.inputs.renderer import reads_images
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.rollout import RolloutStage
+from flowmill.tasks.stages.score import ScoreStage
+from flowmill.tasks.stages.stage_run import StageRun
 
 #: Shards scored in less time than this share a task; slower ones get a task each, so that they run concurrently.
 _QUICK_S = 0.2
@@ -32,7 +32,7 @@ class Rollouts:
 
         Rewards that read rendered images are scored after the rollouts.
         """
-        if self._plan.given:
+        if self._plan.has_data:
             return
         for upcoming in self._plan.rollouts_from(epoch):
             if upcoming not in self._begun:
@@ -104,7 +104,7 @@ class EpochRollout:
                 futures.extend(self._tasks.submit(run, part) for part in parts if part)
 
         due = rollout.pending()
-        score([made.name for made in rollout.stage.shards() if made not in due])
+        score([each.name for each in rollout.stage.shards() if each not in due])
         self._tasks.run(rollout, due, replace(LOOKING, on_commit=score))
         finish(rollout)
         # Score shards that combine several rollout shards.

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import CancelledError, FlowmillError, in_words
-from flows.environment import prepare_environment, wants_traceback
-from flows.server import LocalApi, local_api
+from flowmill.configs.errors import CancelledError, FlowmillError, in_words
+from flowmill.configs.exits import StopSignal
+from flowmill.flows.environment import prepare_environment, wants_traceback
+from flowmill.flows.server import LocalApi, local_api
 
 if TYPE_CHECKING:
-    from flows.requests import Request
+    from flowmill.flows.requests import Request
 
 _LOGGERS = (
     "prefect.flow_runs",
@@ -27,23 +28,19 @@ _LOGGERS = (
 
 
 def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
-    """Run a flow from a user's program and return its result: as a subflow of their flow, else on a temporary server.
-
-    Raises:
-        FlowmillError: the flow failed.
-        CancelledError: the flow was cancelled.
-    """
+    """Run a flow from a user's program and return its result: as a subflow of theirs, or on a temporary server."""
     prepare_environment(threads)
     from prefect.context import FlowRunContext
 
-    from flows import process_state
+    from flowmill.flows import process_state
 
     if FlowRunContext.get() is not None:
         with process_state.shown_by(process_state.LogReporter()):
             return outcome(flow(request, return_state=True))
-    from flows.progress import display
+    from flowmill.flows.console import console
+    from flowmill.flows.progress import display
 
-    shown = display(quiet=not sys.stdout.isatty(), epochs=1)
+    shown = display(quiet=not (sys.stdout.isatty() or console.is_jupyter), epochs=1)
     with shown, process_state.shown_by(shown), on_server(_server()):
         return outcome(flow(request, return_state=True))
 
@@ -61,7 +58,7 @@ def _server() -> LocalApi | None:
 
 @contextlib.contextmanager
 def on_server(api: LocalApi | None) -> Iterator[None]:
-    """Run flows inside the block on the given server, with Prefect's log silenced: the caller gets the errors."""
+    """Run flows inside the block on a server, with Prefect's log silenced: the caller gets the errors."""
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     before = {name: logging.getLogger(name).level for name in _LOGGERS}
@@ -80,12 +77,7 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
 
 
 def outcome(state: Any) -> Any:
-    """Return the result of a flow run from its final state; flowmill's own errors and signals propagate unchanged.
-
-    Raises:
-        FlowmillError: the flow failed.
-        CancelledError: the flow was cancelled.
-    """
+    """Return the result of a flow run from its final state; flowmill's own errors and signals propagate unchanged."""
     if state.is_cancelled():
         raise CancelledError(state.message)
     result = state.result(raise_on_failure=False)
@@ -103,15 +95,15 @@ def stop_if_interrupted(error: BaseException) -> None:
 
     Raises:
         KeyboardInterrupt: Ctrl-C caused it.
-        SystemExit: a signal caused it.
+        StopSignal: a signal caused it.
     """
-    from flows.cancellation import signal_behind
+    from flowmill.flows.cancellation import signal_behind
 
-    found = signal_behind(error)
-    if isinstance(found, KeyboardInterrupt | SystemExit):
-        raise found
-    if found is not None:
-        sys.exit(128 + int(found.signal))
+    cause = signal_behind(error)
+    if isinstance(cause, KeyboardInterrupt | StopSignal):
+        raise cause
+    if cause is not None:
+        raise StopSignal(128 + int(cause.signal))
 
 
 def _explain(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, NoSchedule, RRuleSchedule
 from pydantic import TypeAdapter, ValidationError
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 #: A rule of when to start.
 Rule = CronSchedule | IntervalSchedule | RRuleSchedule
@@ -27,26 +27,22 @@ _PATIENCE_S = 10
 
 
 def read_schedule(text: str, timezone: str) -> Rule:
-    """Return a schedule: five cron fields, 'every 30 s' (s, min, h, d), or an RRULE.
-
-    Raises:
-        ConfigError: it is none of them, it never occurs, or the time zone is unknown.
-    """
+    """Return a schedule: five cron fields, 'every 30 s' (s, min, h, d), or an RRULE."""
     _check_timezone(timezone)
     rule = text.strip()
     every = _EVERY.fullmatch(rule)
     try:
         if every:
             return _interval(int(every[1]) * _UNITS[every[2]], timezone)
-        found = _rrule(rule, timezone) if rule.startswith(_RRULES) else _cron(rule, timezone)
-        due = _soon(found)
+        schedule = _rrule(rule, timezone) if rule.startswith(_RRULES) else _cron(rule, timezone)
+        due = _soon(schedule)
     except ValidationError as error:
         raise _unreadable(text, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
     except (ValueError, KeyError, OverflowError, TypeError) as error:
         raise _unreadable(text, " ".join(str(error).split())) from None
     if due is None:
         raise _unreadable(text, "it never comes")
-    return found
+    return schedule
 
 
 def schedule_text(rule: Rule | NoSchedule) -> str:
@@ -112,18 +108,18 @@ def _rrule(text: str, timezone: str) -> RRuleSchedule:
 
 def _soon(rule: Rule) -> datetime | None:
     """Return the next start of a schedule; raise ValueError if the search takes too long, as on the server."""
-    found: Future[datetime | None] = Future()
+    due: Future[datetime | None] = Future()
 
     def look() -> None:
         try:
-            found.set_result(next_start(rule))
-        except (ValueError, KeyError, OverflowError, TypeError) as error:
-            found.set_exception(error)
+            due.set_result(next_start(rule))
+        except BaseException as error:  # noqa: BLE001 - the caller receives it
+            due.set_exception(error)
 
     # A daemon thread: the process may end during the search.
     threading.Thread(target=look, daemon=True).start()
     try:
-        return found.result(_PATIENCE_S)
+        return due.result(_PATIENCE_S)
     except TimeoutError:
         raise ValueError(f"no date of it is found within {_PATIENCE_S} s") from None
 

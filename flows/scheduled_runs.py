@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
+import httpx
 import tenacity
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
@@ -24,16 +26,17 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import State, StateType
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import FailedRun, ObjectNotFound
+from prefect.exceptions import FailedRun, ObjectNotFound, PrefectException
 from prefect.runtime import deployment, flow_run
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError, in_words
-from flows.cancellation import check_cancelled
-from flows.process_state import is_called
-from flows.requests import GPU_SLOTS, Request
-from tasks.runs.context import RunContext
-from tasks.runs.locks import refuse_while_executing
+from flowmill.configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError, in_words
+from flowmill.flows.cancellation import check_cancelled
+from flowmill.flows.process_state import is_called
+from flowmill.flows.requests import GPU_SLOTS, Request
+from flowmill.flows.server import has_lasting_api
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.locks import refuse_while_executing
 
 _LOOK_S = 5.0
 #: Loggers of Prefect's engine.
@@ -70,12 +73,12 @@ def scheduled(request: Request) -> Iterator[FlowResult]:
 
 def _failed(error: Exception, request: Request) -> State[Any]:
     """Log the error and the command to continue, and return both as the state of the flow run."""
-    known = isinstance(error, FlowmillError)
-    cause = str(error) if known else in_words(error)
+    expected = isinstance(error, FlowmillError)
+    cause = str(error) if expected else in_words(error)
     command = request.command(str(flow_run.flow_name), deployment.name)
     message = f"{cause}\nCommitted data stays. To go on: {command}"
     # The traceback helps with a bug, possibly in a user's reward, and with a lost connection.
-    get_run_logger().error(message, exc_info=not known)
+    get_run_logger().error(message, exc_info=not expected)
     for logger in _ENGINE:
         # The engine would log the failure's traceback again.
         logging.getLogger(logger).addFilter(_is_news)
@@ -117,15 +120,21 @@ def make_up_for_missed() -> None:
                 client.set_flow_run_state(other.id, skipped, force=True)
 
 
+def end_killed(killed: str) -> None:
+    """End a killed flow run as ``Crashed``: without its process and its worker it would be running for ever."""
+    if not killed or killed == flow_run.id or not has_lasting_api():
+        return
+    # Another server may have been named then; the run itself does not depend on this.
+    with contextlib.suppress(PrefectException, httpx.HTTPError, ValueError), get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(killed)).state
+        if state is not None and (state.is_running() or state.is_cancelling()):
+            ended: State[None] = Crashed(message="Its process was killed. Another flow run goes on with its run.")
+            client.set_flow_run_state(UUID(killed), ended, force=True)
+
+
 @contextlib.contextmanager
 def turn(context: RunContext, request: Request) -> Iterator[None]:
-    """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block.
-
-    Raises:
-        RunConflictError: another process still executes the run.
-        ConfigError: the server's limit is missing or smaller than the request.
-        CancelledError: the flow run was cancelled meanwhile.
-    """
+    """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block."""
     # Before the slots: a flow that waits for a run must not hold GPUs.
     _await_turn(context, request.wait_minutes * 60)
     if not request.gpu_slots:

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from configs.errors import FlowmillError
-from configs.gc_tuning import RARELY
-from tasks.execution.launch import stop_trees
-from tasks.execution.parent_death import die_with_parent
+from flowmill.configs.errors import FlowmillError
+from flowmill.configs.gc_tuning import RARELY
+from flowmill.configs.import_paths import HOME
+from flowmill.tasks.execution.launch import stop_trees
+from flowmill.tasks.execution.parent_death import die_with_parent
 
 
 @contextmanager
@@ -31,12 +32,8 @@ def local_api() -> Iterator[LocalApi | None]:
 
     It starts before Prefect is imported here, which takes a second, and is stopped if a profile names another. Nested
     calls share the outer server: Prefect's client retries unsent events for minutes if its server is gone.
-
-    Raises:
-        ConfigError: the named server does not answer.
-        FlowmillError: no server can be started.
     """
-    early = None if "prefect" in sys.modules or os.environ.get("PREFECT_API_URL") else LocalApi()
+    early = LocalApi() if _starts_early() else None
     with ExitStack() as stack:
         if early is not None:
             stack.callback(early.stop)
@@ -44,7 +41,7 @@ def local_api() -> Iterator[LocalApi | None]:
 
         if get_current_settings().api.url:
             stack.close()
-            from flows.api import check_server
+            from flowmill.flows.api import check_server
 
             check_server()
             yield None
@@ -61,24 +58,36 @@ def local_api() -> Iterator[LocalApi | None]:
         yield early
 
 
-def check_home() -> None:
-    """Check that Prefect's server can write its database; the server itself would fail with a long traceback.
+def _starts_early() -> bool:
+    """Return whether a server starts before Prefect and its settings are imported: one that cannot write, ends with a
+    traceback."""
+    if "prefect" in sys.modules or os.environ.get("PREFECT_API_URL"):
+        return False
+    home = os.environ.get("PREFECT_HOME") or os.path.expanduser("~/.prefect")
+    return _write_error(Path(home)) is None
 
-    Raises:
-        FlowmillError: Prefect's home is not writable.
-    """
+
+def check_home() -> None:
+    """Check that Prefect's server can write its database; the server itself would fail with a long traceback."""
     from prefect.settings import get_current_settings
 
     home = get_current_settings().home
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home) as probe:
-            probe.write(b"0")
-    except OSError as error:
+    if error := _write_error(home):
         raise FlowmillError(
             f"Prefect's home '{home}' cannot be written: {error.strerror or error}. Its server keeps its database "
             "there. Set PREFECT_HOME to a folder that can be written, or PREFECT_API_URL to a server that runs."
-        ) from None
+        )
+
+
+def _write_error(folder: Path) -> OSError | None:
+    """Return the error of a folder that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"0")
+    except OSError as error:
+        return error
+    return None
 
 
 def has_lasting_api() -> bool:
@@ -98,7 +107,7 @@ _STARTS = 4
 
 def prefect_command(port: int) -> list[str]:
     """Return the command that starts Prefect's server on the loopback interface, guarded against foreign pages."""
-    command = [sys.executable, "-c", _UVICORN, "--factory", "flows.guard:prefect_app"]
+    command = [sys.executable, "-c", _UVICORN, "--factory", "flowmill.flows.guard:prefect_app"]
     return [*command, "--host", "127.0.0.1", "--port", str(port), "--lifespan", "on"]
 
 
@@ -110,7 +119,7 @@ def prefect_environment(port: int) -> dict[str, str]:
 
 def own_environment() -> dict[str, str]:
     """Return the environment of a process that imports flowmill's packages from any working directory."""
-    tree, others = str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")
+    tree, others = str(HOME), os.environ.get("PYTHONPATH")
     # Safe path: files in the user's working directory must not shadow the server's libraries.
     return {**os.environ, "PYTHONPATH": os.pathsep.join([tree, *([others] if others else [])]), "PYTHONSAFEPATH": "1"}
 
@@ -119,11 +128,7 @@ class LocalApi:
     """A Prefect API server on a free port of the loopback interface."""
 
     def __init__(self) -> None:
-        """Start the process; ``wait`` before using it.
-
-        Raises:
-            FlowmillError: the process cannot be started.
-        """
+        """Start the process; ``wait`` before using it."""
         self._answered = False
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -132,7 +137,7 @@ class LocalApi:
         self._command = [*prefect_command(port), "--log-level", "error"]
         self._environment = prefect_environment(port) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
         self._stopping, self._begun = threading.Event(), threading.Event()
-        self._failure: OSError | None = None
+        self._failure: BaseException | None = None
         # The parent-death signal follows the forking thread, which must live as long as the server.
         threading.Thread(target=self._keep, daemon=True, name="prefect-server").start()
         self._begun.wait()
@@ -140,7 +145,7 @@ class LocalApi:
             raise FlowmillError(f"Prefect's API server cannot be started: {self._failure}.")
 
     def _keep(self) -> None:
-        """Run the server, and restart it at the same address if it ends early; its database is kept."""
+        """Run the server, and restart it at the same address if it ends early; its database stays."""
         for left in reversed(range(_STARTS)):
             try:
                 self._process = subprocess.Popen(
@@ -152,7 +157,7 @@ class LocalApi:
                     start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
-            except OSError as error:
+            except BaseException as error:  # noqa: BLE001 - the starting thread receives it
                 self._failure = error
                 return
             finally:
@@ -164,11 +169,7 @@ class LocalApi:
                 sys.stderr.write("flowmill: Prefect's temporary server ended; it is started again.\n")
 
     def wait(self) -> str:
-        """Return the API's URL once it answers.
-
-        Raises:
-            FlowmillError: the server ended, or did not answer in time.
-        """
+        """Return the API's URL once it answers."""
         limit = float(os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"])
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:

@@ -16,30 +16,30 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
 from prefect.tasks import Task, exponential_backoff
 
-from configs.errors import ConfigError, FlowmillError
-from configs.registry import imported
-from flows import process_state
-from flows.cancellation import check_cancelled
-from flows.prefect_assets import tell
-from flows.requests import StageRequest
-from flows.scheduled_runs import make_up_for_missed, scheduled, turn
-from storage.layout import ArtifactRef
-from tasks.execution.execution import Execution
-from tasks.execution.executor import Listener
-from tasks.execution.jobs import JobSpec, run_of_job
-from tasks.execution.process_executor import ProcessExecutor
-from tasks.execution.rank_executor import RankExecutor
-from tasks.execution.runners import make_runner
-from tasks.metrics.describe import Made, describe_made
-from tasks.runs.context import RunContext
-from tasks.runs.extension import chosen_epoch, extend
-from tasks.runs.opening import open_run
-from tasks.runs.stage_selection import named_stages
-from tasks.specs.graph import Node
-from tasks.specs.stages import STAGES
-from tasks.stages.stage import Shard, Stage
-from tasks.stages.stage_run import StageRun
-from tasks.tracking.tracker import log_side_evaluations
+from flowmill.configs.errors import ConfigError, FlowmillError, WorkerError, first_line
+from flowmill.configs.registry import imported
+from flowmill.flows import process_state
+from flowmill.flows.cancellation import check_cancelled
+from flowmill.flows.prefect_assets import report_asset
+from flowmill.flows.requests import StageRequest
+from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.executor import Listener
+from flowmill.tasks.execution.jobs import JobSpec, run_of_job
+from flowmill.tasks.execution.process_executor import ProcessExecutor
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.execution.runners import make_runner
+from flowmill.tasks.metrics.describe import StageResult, describe_stage
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.extension import chosen_epoch, extend
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.stage_selection import named_stages
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.stages import STAGES
+from flowmill.tasks.stages.stage import Shard, Stage
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.tracking.tracker import log_side_evaluations
 
 Future = PrefectFuture[list[str]]
 #: Listener that only checks for cancellation.
@@ -73,13 +73,13 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 
 @task(name="shards", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
-def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: float = math.inf) -> list[str]:
+def run_shards(job: str, shards: Sequence[tuple[str, int, int]], seconds: float = math.inf) -> list[str]:
     """Run and commit shards one after the other for up to ``seconds``; return their names, at least one.
 
     The manifests decide which shards are skipped, so Prefect's caching is off. All arguments are names rather than
     data, so any process that reaches the store can run the task.
     """
-    parsed, began = JobSpec.parse(order), time.monotonic()
+    parsed, began = JobSpec.parse(job), time.monotonic()
     with process_state.execution_of(parsed) as execution:
         run, executor = run_of_job(parsed, execution), execution.executor(ProcessExecutor)
 
@@ -118,11 +118,7 @@ class TaskExecutor:
         return stage.on_ranks and self._section.ranks > 1 and not self.is_elsewhere(stage)
 
     def start(self) -> None:
-        """Start the task runner that ``execution.runner`` names, unless it is started.
-
-        Raises:
-            ConfigError: it cannot be started.
-        """
+        """Start the task runner that ``execution.runner`` names, unless it is started."""
         if self._started is not None:
             return
         kind = imported(self._runner.task_runner, label="execution.runner")
@@ -145,7 +141,7 @@ class TaskExecutor:
         processes = self._execution.executor(ProcessExecutor)
         while left and not (self.is_elsewhere(stage) or processes.takes(stage)):
             listener.on_look()
-            done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
+            done = shards_task(run, left)(job_of(run), list(map(astuple, left)), _TASK_S)
             listener.on_commit(done)
             names += done
             left = left[len(done) :]
@@ -154,7 +150,7 @@ class TaskExecutor:
     def submit(self, run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
         """Submit shards as one task to the task runner, to start after other tasks, and return its future."""
         self.start()
-        parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
+        parameters = {"job": job_of(run), "shards": list(map(astuple, shards))}
         return self._started.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
 
     def wait(self, run: StageRun, started: Mapping[str, Future], listener: Listener = LOOKING) -> list[str]:
@@ -163,13 +159,30 @@ class TaskExecutor:
         # Processes of this machine count their own time.
         with stage.context.ledger.work(stage.name) if self.is_elsewhere(stage) else nullcontext():
             for done, (name, future) in enumerate(started.items(), 1):
-                while not future.state.is_final():
-                    listener.on_look()
-                    future.wait(timeout=_LOOK_S)
-                future.result()
+                self._wait_for(future, f"shard {name} of {stage.node}", listener)
                 stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
                 listener.on_commit([name])
         return [*started]
+
+    def _wait_for(self, future: Future, work: str, listener: Listener) -> None:
+        """Wait for a task and raise its error, or a WorkerError if its cluster ends before the task does."""
+        while True:
+            listener.on_look()
+            try:
+                future.result(timeout=_LOOK_S)
+                return
+            except TimeoutError:
+                # Of this look, or of the task.
+                if future.state.is_final():
+                    raise
+            except Exception as error:
+                if future.state.is_final():
+                    raise
+                raise WorkerError(
+                    f"execution.runner '{self._section.runner.name}' ended before {work} was done: "
+                    f"{type(error).__name__}: {first_line(error)} Committed shards stay: start the cluster again if it "
+                    "is gone, then the same command continues."
+                ) from error
 
     def close(self) -> None:
         """End the task runner."""
@@ -199,10 +212,6 @@ class RunStages:
             slot: its slot.
             force: make another attempt although the artifact is complete.
             stage: the same stage, bound to other inputs than the run's.
-
-        Raises:
-            ConfigError: there is no such stage, or it does not exist for this epoch or slot.
-            NotCommittedError: something it reads has not been made yet.
         """
         run = StageRun(stage or self.stage(name, epoch, slot), force=force)
         self.tasks.run(run, run.pending())
@@ -220,10 +229,10 @@ class RunStages:
 
 def finish(run: StageRun) -> None:
     """Complete the artifact of a stage; with ``tracking.assets`` report it to Prefect."""
-    found = run.found
+    reused = run.reused
     manifest = run.finish()
-    if manifest is not None and not found and run.stage.config.tracking.assets:
-        tell(run, manifest)
+    if manifest is not None and not reused and run.stage.config.tracking.assets:
+        report_asset(run, manifest)
 
 
 def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., list[str]]:
@@ -238,9 +247,9 @@ def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., list[str]]:
     )
 
 
-def order_of(run: StageRun) -> str:
+def job_of(run: StageRun) -> str:
     """Return the serialized description of a stage's work, for any process."""
-    return JobSpec.of(run).line()
+    return JobSpec.of(run).encoded()
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
@@ -264,7 +273,7 @@ def _stage_flow(name: str) -> Flow[..., Any]:
     return stage_of_run
 
 
-def _run_stage(name: str, request: StageRequest) -> list[Made]:
+def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
     run = open_run(request.root, request.run, reads=True)
     with turn(run, request):
         epoch = chosen_epoch(run, name, request.epoch)
@@ -281,17 +290,17 @@ def _run_stage(name: str, request: StageRequest) -> list[Made]:
         with process_state.opened(context) as execution:
             nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
             stages = RunStages(execution)
-            made = [_made(stages, context, node, force=request.force and node.stage == name) for node in nodes]
+            results = [_result(stages, context, node, force=request.force and node.stage == name) for node in nodes]
     log_side_evaluations(context)
-    return made
+    return results
 
 
-def _made(stages: RunStages, context: RunContext, node: Node, *, force: bool) -> Made:
+def _result(stages: RunStages, context: RunContext, node: Node, *, force: bool) -> StageResult:
     run = StageRun(stages.stage(node.stage, node.epoch, node.slot), force=force)
     due = run.pending()
     stages.tasks.run(run, due)
     finish(run)
-    return describe_made(context, node, run.ref, found=not due)
+    return describe_stage(context, node, run.ref, reused=not due)
 
 
 FLOWS = {name: _stage_flow(name) for name in STAGES}

@@ -17,20 +17,20 @@ from prefect.client.schemas.objects import State
 from prefect.settings import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from configs.errors import CancelledError, WorkerError
-from configs.load import override_config
-from configs.schema import RunConfig
-from flows import process_state
-from flows.cancellation import check_cancelled, signal_behind
-from flows.chained import chained
-from flows.pipeline import pipeline
-from flows.requests import PipelineRequest, StageRequest, SweepRequest
-from flows.scheduled_runs import make_up_for_missed, scheduled
-from flows.stages import FLOWS
-from tasks.checks.check import check_config
-from tasks.execution.launch import stop_trees
-from tasks.execution.parent_death import die_with_parent
-from tasks.metrics.sweep import (
+from flowmill.configs.errors import CancelledError, WorkerError
+from flowmill.configs.load import override_config
+from flowmill.configs.schema import RunConfig
+from flowmill.flows import process_state
+from flowmill.flows.cancellation import check_cancelled, signal_behind
+from flowmill.flows.chained import chained
+from flowmill.flows.pipeline import pipeline
+from flowmill.flows.requests import PipelineRequest, StageRequest, SweepRequest
+from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled
+from flowmill.flows.stages import FLOWS
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.launch import stop_trees
+from flowmill.tasks.execution.parent_death import die_with_parent
+from flowmill.tasks.metrics.sweep import (
     FINAL,
     Outcome,
     Variant,
@@ -41,9 +41,9 @@ from tasks.metrics.sweep import (
     variants,
     with_final,
 )
-from tasks.reports.report import run_report
-from tasks.runs.opening import begin_run
-from tasks.tracking.sweeps import SweepRun
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.tracking.sweeps import SweepRun
 
 _LOOK_S = 0.5
 #: Lines of a failed process that are shown.
@@ -60,29 +60,29 @@ def sweep(request: SweepRequest) -> Any:
 
 
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
-    found = variants(request.name, request.grid, request.listed)
-    asked = {variant.name: _asked(request, variant) for variant in found}
-    for start in chained(asked[found[0].name])[:-1]:
+    listed = variants(request.name, request.grid, request.listed)
+    requests = {variant.name: _request_of(request, variant) for variant in listed}
+    for start in chained(requests[listed[0].name])[:-1]:
         pipeline(start)
-    first = begin_run(_config(asked[found[0].name]))
+    first = begin_run(_config(requests[listed[0].name]))
     tracked = SweepRun(first, request.name)
-    asked = {name: each.below(tracked.run_id) for name, each in asked.items()}
-    failed = _concurrently(asked, request.parallel) if request.parallel > 1 else _in_turn(asked)
-    contexts = {name: begin_run(_config(each)) for name, each in asked.items()}
-    outcomes = best_first([outcome(contexts[each.name], each) for each in found])
+    requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
+    failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
+    contexts = {name: begin_run(_config(each)) for name, each in requests.items()}
+    outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
     if request.final is not None and outcomes[0].reward is not None:
-        outcomes[0] = _evaluated_again(request.final, outcomes[0], asked[outcomes[0].variant.name])
+        outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
     report = run_report(*(contexts[each.variant.name] for each in outcomes))
     tracked.end(outcomes, report, done=not failed)
     if failed:
         names = "\n  ".join(f"{name}: {error}" for name, error in failed.items())
-        raise WorkerError(f"{len(failed)} of {len(found)} variants failed; the others are done:\n  {names}")
+        raise WorkerError(f"{len(failed)} of {len(listed)} variants failed; the others are done:\n  {names}")
     return outcomes, report
 
 
-def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Outcome:
+def _evaluated_again(prompts: str, best: Outcome, request: PipelineRequest) -> Outcome:
     """Evaluate the best variant on prompts not used for selection, as a side result of its run."""
-    config, name = _config(asked), best.variant.name
+    config, name = _config(request), best.variant.name
     process_state.reporter().message(f"variant {name}, the best, on {prompts}")
     FLOWS["evaluate"](
         StageRequest(
@@ -96,9 +96,9 @@ def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Out
     return with_final(best, begin_run(config))
 
 
-def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
+def _request_of(request: SweepRequest, variant: Variant) -> PipelineRequest:
     """Return the pipeline request of a variant, after checking its config."""
-    asked = PipelineRequest(
+    pipeline_request = PipelineRequest(
         config=request.config,
         root=request.root,
         name=variant.name,
@@ -106,21 +106,21 @@ def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
         wait_minutes=request.wait_minutes,
     )
     check_varied(variant)
-    config = _config(asked)
+    config = _config(pipeline_request)
     check_config(config, rewards=False)
     if request.final is not None:
         check_config(override_config(config, final_settings(config, request.final)), rewards=False)
-    return asked
+    return pipeline_request
 
 
-def _config(asked: PipelineRequest) -> RunConfig:
-    return process_state.configured(asked)
+def _config(request: PipelineRequest) -> RunConfig:
+    return process_state.configured(request)
 
 
-def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
+def _in_turn(requests: Mapping[str, PipelineRequest]) -> dict[str, str]:
     """Run variants one after the other, and return the errors of those that failed."""
     failed = {}
-    for name, request in asked.items():
+    for name, request in requests.items():
         check_cancelled()
         process_state.reporter().message(f"variant {name}")
         state: State[Any] = pipeline(request, return_state=True)  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
     return failed
 
 
-def _concurrently(asked: Mapping[str, PipelineRequest], count: int) -> dict[str, str]:
+def _concurrently(requests: Mapping[str, PipelineRequest], count: int) -> dict[str, str]:
     """Run variants in separate processes, ``count`` at a time, and return the errors of those that failed."""
     failed, stop = {}, threading.Event()
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=count)
@@ -145,7 +145,7 @@ def _concurrently(asked: Mapping[str, PipelineRequest], count: int) -> dict[str,
             name: runner.submit(
                 run_variant.with_options(task_run_name=name), {"arguments": ["run", *request.arguments()], "stop": stop}
             )
-            for name, request in asked.items()
+            for name, request in requests.items()
         }
         for name, future in started.items():
             while not future.state.is_final():
@@ -172,14 +172,11 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
     Args:
         arguments: arguments of the ``flowmill`` command.
         stop: set when the sweep is over: the process is then stopped, or not started.
-
-    Raises:
-        WorkerError: the variant failed or was stopped.
     """
     if stop.is_set():
         raise WorkerError("the sweep was stopped before it")
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *arguments, "--quiet"],
+        [sys.executable, "-m", "flowmill.flows.cli", *arguments, "--quiet"],
         env={**os.environ, "PREFECT_API_URL": str(get_current_settings().api.url)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

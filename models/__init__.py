@@ -4,6 +4,6 @@ Packages, each importing only those before it: text, maths, weights, policies, q
 engines. Shared code is here: loading of libraries, devices, image files.
 """
 
-from models.library_loading import quiet_imports
+from flowmill.models.library_loading import quiet_imports
 
 quiet_imports()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 
 def local_rank() -> int:
@@ -19,29 +19,29 @@ def chosen_device(name: str, number: int = 0, *, label: str = "execution.device"
     """Return the device for a setting; raise ConfigError if the machine has no such device, or not as many. ``name``:
     ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``; ``number``:
     index of the device a process takes if the name has no index."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "cpu" or (name == "auto" and found is None):
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "cpu" or (name == "auto" and accelerator is None):
         return torch.device("cpu")
     try:
-        wanted = torch.device(found.type if name == "auto" and found is not None else name)
+        device = torch.device(accelerator.type if name == "auto" and accelerator is not None else name)
     except RuntimeError as error:
         raise ConfigError(
             f"{label} '{name}' is no device of torch: {str(error).splitlines()[0]}. Set it to 'auto', or install the "
             "torch build that knows it."
         ) from None
-    if found is None or wanted.type != found.type:
-        has = "no accelerator" if found is None else f"'{found.type}'"
+    if accelerator is None or device.type != accelerator.type:
+        has = "no accelerator" if accelerator is None else f"'{accelerator.type}'"
         raise ConfigError(f"{label} is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
     count = torch.accelerator.device_count()
-    if wanted.index is not None and (number > 0 or wanted.index >= count):
+    if device.index is not None and (number > 0 or device.index >= count):
         why = f"there are {number + 1} processes or more" if number else f"this machine has {count}"
-        raise ConfigError(f"{label} '{name}' is one device, but {why}. Set it to '{wanted.type}'.")
+        raise ConfigError(f"{label} '{name}' is one device, but {why}. Set it to '{device.type}'.")
     if number >= count:
         raise ConfigError(
             f"{label} is '{name}' and process {number} of this machine needs device {number}, but it has "
             f"{count}. Set execution.processes to {count} or less."
         )
-    return torch.device(wanted.type, number if wanted.index is None else wanted.index)
+    return torch.device(device.type, number if device.index is None else device.index)
 
 
 def device_name(device: torch.device) -> str | None:

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-#: Loggers with notices on the import of torchao and bitsandbytes, about kernels for other hardware and registrations
+#: Loggers with notices on the import of torchao and bitsandbytes, on kernels for other hardware and registrations
 #: with torch. diffusers and peft import them if they are installed.
 _IMPORTING_QUANTIZERS = (
     "torchao torchao.kernel.intmm torch.utils._pytree diffusers.quantizers.torchao.torchao_quantizer "
@@ -39,14 +39,14 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError("it is no file")
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            _check_values(found)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            _check_values(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"'{path}' is no JSON that can be read ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"'{path}' is no JSON object")
-    return found
+    return content
 
 
 def read_weight_index(path: Path) -> dict[str, str]:
@@ -68,9 +68,9 @@ def same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _check_values(found: Any) -> None:
+def _check_values(content: Any) -> None:
     """Check that a parsed value is not nested deeply, and that all its numbers are finite."""
-    level: list[tuple[str, Any]] = [("", found)]
+    level: list[tuple[str, Any]] = [("", content)]
     for _ in range(_MOST_DEPTH):
         inner: list[tuple[str, Any]] = []
         for name, value in level:
@@ -107,7 +107,7 @@ def quiet_libraries() -> None:
 
 
 def quiet_imports() -> None:
-    """Silence notices about missing features on the import of optional packages."""
+    """Silence notices of missing features on the import of optional packages."""
     for name in _IMPORTING_QUANTIZERS:
         # A filter stays, whereas torch resets the levels of its loggers.
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)

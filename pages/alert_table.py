@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.metrics.rules import RULES
+from flowmill.tasks.metrics.rules import RULES
 
 
 def render() -> str:

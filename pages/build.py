@@ -46,7 +46,7 @@ def text(name: str) -> str:
 
 def filled(markdown: str) -> str:
     """Return a text with its markers replaced."""
-    return _MARKER.sub(lambda found: RENDERERS[found[1]]().rstrip(), markdown)
+    return _MARKER.sub(lambda match: RENDERERS[match[1]]().rstrip(), markdown)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -59,6 +59,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **about: Any) -> str:
+def on_page_markdown(markdown: str, **page: Any) -> str:
     """Replace the markers of a page."""
     return filled(markdown)

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from flows.cli import app
+from flowmill.flows.cli import app
 
 
 def render() -> str:
@@ -19,21 +19,21 @@ def render() -> str:
 
 def commands() -> dict[str, Any]:
     """Return every command by its words: 'flowmill store ls' and so on."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         loaded = getattr(command, "loaded", command)
         inner = getattr(loaded, "commands", None) or {"": loaded}
-        found |= {f"flowmill {name} {sub}".rstrip(): each for sub, each in inner.items()}
-    return found
+        by_name |= {f"flowmill {name} {sub}".rstrip(): each for sub, each in inner.items()}
+    return by_name
 
 
 def _section(name: str, command: Any) -> Iterator[str]:
-    given = [each for each in command.params if each.param_type_name == "argument"]
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
-    words = " ".join([name, *(each.metavar for each in given)])
+    words = " ".join([name, *(each.metavar for each in arguments)])
     yield from [f"## {name}", "", f"`{words}`", "", _text(command.help), ""]
     yield from ["| argument or option | default | |", "|---|---|---|"]
-    yield from (f"| `{each.metavar}` | | {_text(each.help)} |" for each in given)
+    yield from (f"| `{each.metavar}` | | {_text(each.help)} |" for each in arguments)
     yield from (f"| {_names(each)} | {_default(each.default)} | {_text(each.help)} |" for each in options)
     yield ""
 

@@ -20,19 +20,19 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from configs.base import Section
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.engines import CHAIN_ENGINES, ENGINES
-from models.maths import KERNELS, PLANS
-from models.policies import POLICIES
-from models.quickstart import BUILDERS
-from models.rewards import BACKBONES, REWARDS
-from tasks.advantages.estimators import ESTIMATORS
-from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.choices import SAMPLERS
-from tasks.execution.launchers import LAUNCHERS
-from tasks.execution.runners import RUNNERS
+from flowmill.configs.base import Section
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import CHAIN_ENGINES, ENGINES
+from flowmill.models.maths import KERNELS, PLANS
+from flowmill.models.policies import POLICIES
+from flowmill.models.quickstart import BUILDERS
+from flowmill.models.rewards import BACKBONES, REWARDS
+from flowmill.tasks.advantages.estimators import ESTIMATORS
+from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from flowmill.tasks.choices import SAMPLERS
+from flowmill.tasks.execution.launchers import LAUNCHERS
+from flowmill.tasks.execution.runners import RUNNERS
 
 #: Settings that name a component, and its table.
 COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
@@ -73,9 +73,9 @@ def render() -> str:
             "| name | option | type | default | |",
             "|---|---|---|---|---|",
         ]
-        found = {name: resolve(table, name, label=setting) for name in sorted(table)}
-        modules = Counter(kind.__module__ for kind in found.values())
-        for name, kind in found.items():
+        components = {name: resolve(table, name, label=setting) for name in sorted(table)}
+        modules = Counter(kind.__module__ for kind in components.values())
+        for name, kind in components.items():
             lines += _component(name, kind, alone=modules[kind.__module__] == 1)
         lines.append("")
     return "\n".join(lines)
@@ -98,7 +98,7 @@ def _model(annotation: Any) -> type[BaseModel] | None:
     """Return the section an annotation stands for, through tuples and None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in typing.get_args(annotation) if (found := _model(part)) is not None), None)
+    return next((model for part in typing.get_args(annotation) if (model := _model(part)) is not None), None)
 
 
 def _type(field: FieldInfo) -> str:
@@ -148,9 +148,11 @@ def _value(value: Any) -> str:
 def _component(name: str, kind: Any, *, alone: bool) -> Iterator[str]:
     options = kind.options_type if hasattr(kind, "options_type") else kind
     # The head of an algorithm's file describes it, if the file has no other algorithm.
-    described = sys.modules[kind.__module__] if alone and kind.__module__.startswith("tasks.algorithms") else kind
-    about = _text(inspect.getdoc(described))
-    yield f"| **`{name}`** | | | | {about} |"
+    described = (
+        sys.modules[kind.__module__] if alone and kind.__module__.startswith("flowmill.tasks.algorithms") else kind
+    )
+    text = _text(inspect.getdoc(described))
+    yield f"| **`{name}`** | | | | {text} |"
     if not dataclasses.is_dataclass(options):
         return
     said = docstrings(options)
@@ -158,15 +160,15 @@ def _component(name: str, kind: Any, *, alone: bool) -> Iterator[str]:
     hints = typing.get_type_hints(options, localns={"Tensor": torch.Tensor, "nn": torch.nn})
     for field in dataclasses.fields(options):
         if field.init and not field.name.startswith("_"):
-            given = field.default_factory() if callable(field.default_factory) else field.default
-            default = "required" if given is dataclasses.MISSING else _value(given)
+            default_value = field.default_factory() if callable(field.default_factory) else field.default
+            default = "required" if default_value is dataclasses.MISSING else _value(default_value)
             row = f"| | `{field.name}` | {_name(hints[field.name])} | {default} | {_text(said.get(field.name, ''))} |"
             yield row
 
 
 def docstrings(kind: type) -> dict[str, str]:
     """Return the docstrings below the fields of a dataclass or section, and of those it comes from."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not (dataclasses.is_dataclass(base) or issubclass(base, Section)):
             continue
@@ -174,8 +176,8 @@ def docstrings(kind: type) -> dict[str, str]:
         assert isinstance(tree, ast.ClassDef)
         for field, text in zip(tree.body, tree.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                found[field.target.id] = str(ast.literal_eval(text.value))
-    return found
+                texts[field.target.id] = str(ast.literal_eval(text.value))
+    return texts
 
 
 def _text(text: str | None) -> str:

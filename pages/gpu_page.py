@@ -1,16 +1,16 @@
-"""The tables of docs/gpus.md, made from the presets: ``python -m pages.gpu_page`` writes them."""
+"""The tables of docs/gpus.md, computed from the presets: ``python -m pages.gpu_page`` writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.load import load_config
-from configs.schema import RunConfig
-from tasks.checks.memory import estimate_memory
-from tasks.inputs.components import make_algorithm
-from tasks.inputs.policy_kind import kind_name
-from tasks.modalities.memory import SCORE, Memory
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.checks.memory import estimate_memory
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.modalities.memory import SCORE, Memory
 from tools.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
@@ -49,9 +49,9 @@ def gigabytes(number: float) -> str:
 
 def memory_of(config: RunConfig, *, reference: bool = False) -> Memory:
     """Return the memory of a config with its rewards."""
-    found = estimate_memory(config, reference=reference)
-    assert found is not None
-    return found
+    memory = estimate_memory(config, reference=reference)
+    assert memory is not None
+    return memory
 
 
 def memory_row(preset: str) -> str:
@@ -66,9 +66,9 @@ def memory_row(preset: str) -> str:
 def language_row(preset: str) -> str:
     """Return the row of a preset that trains a language model, in a table of its own."""
     config = load_config(ROOT / "configs" / f"{preset}.yaml")
-    found = memory_of(config, reference=make_algorithm(config).requires.reference)
-    phases = [gigabytes(found.phases[name]) if name in found.phases else "" for name in LANGUAGE_PHASES]
-    return "| " + " | ".join([f"`{preset}`", f"{found.parameters / 1e9:.1f}", *phases, smallest(found)]) + " |"
+    memory = memory_of(config, reference=make_algorithm(config).requires.reference)
+    phases = [gigabytes(memory.phases[name]) if name in memory.phases else "" for name in LANGUAGE_PHASES]
+    return "| " + " | ".join([f"`{preset}`", f"{memory.parameters / 1e9:.1f}", *phases, smallest(memory)]) + " |"
 
 
 def quantized_row(preset: str) -> str:
@@ -78,8 +78,8 @@ def quantized_row(preset: str) -> str:
     for name in ("null", "int8", "int4", "nf4"):
         both = f"model.quantize={{name: {name}{'' if texts else f', text_encoders: {name}'}}}"
         config = load_config(path, (*_LEAST, both, *(["model.lora={}"] if texts else [])))
-        found = memory_of(config, reference=texts and make_algorithm(config).requires.reference)
-        cells.append(f"{gigabytes(max(found.phases.values()))}: {smallest(found)}")
+        memory = memory_of(config, reference=texts and make_algorithm(config).requires.reference)
+        cells.append(f"{gigabytes(max(memory.phases.values()))}: {smallest(memory)}")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -92,9 +92,9 @@ def smallest(memory: Memory) -> str:
 def traffic_row(preset: str) -> str:
     """Return a preset's row of the second table: bytes of an update of one micro-batch, and seconds on links."""
     config = load_config(ROOT / "configs" / f"{preset}.yaml")
-    known = memory_of(config)
+    memory = memory_of(config)
     number = 4 if config.model.dtype == "float32" else 2
-    sizes = {"frozen": known.parameters * number, "trained": known.trained * 4, "tokens": 0, "attentions": 0}
+    sizes = {"frozen": memory.parameters * number, "trained": memory.trained * 4, "tokens": 0, "attentions": 0}
     cells = [f"`{preset}`"]
     for strategy in ("ddp", "fsdp"):
         said = expected(strategy, **sizes)

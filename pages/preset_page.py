@@ -8,23 +8,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.load import load_config
-from configs.presets import preset_comment, preset_gpu, presets
-from configs.registry import create, resolve
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.maths import KERNELS, PLANS
-from models.policies import POLICIES, VIDEO
-from tasks.advantages.estimators import ESTIMATORS
-from tasks.algorithms import algorithms_of
-from tasks.inputs.policy_kind import kind_name
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import preset_comment, preset_gpu, presets
+from flowmill.configs.registry import create, resolve
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths import KERNELS, PLANS
+from flowmill.models.policies import POLICIES, VIDEO
+from flowmill.tasks.advantages.estimators import ESTIMATORS
+from flowmill.tasks.algorithms import algorithms_of
+from flowmill.tasks.inputs.policy_kind import kind_name
 from tools.published import PUBLISHED
 from tools.published.publication import Publication
 
 ROOT = Path(__file__).parent.parent
 #: Extras of components.
 _EXTRAS = {"smollm": "smollm", "ocr": "ocr", "lexicon": "text", "reasoning_gym": "reasoning"}
-#: Beginnings of hub ids whose repositories ask for a login.
+#: Beginnings of hub ids whose repositories require a login.
 _GATED = ("black-forest-labs/", "stabilityai/stable-diffusion-3.5")
 #: Stands for a setting that configs do not have.
 ABSENT = "absent"
@@ -62,15 +62,15 @@ def deviations(preset: Path) -> dict[str, Deviation]:
     Raises:
         ValueError: a line is malformed, or names a setting a second time.
     """
-    found: dict[str, Deviation] = {}
+    by_key: dict[str, Deviation] = {}
     for line in preset.read_text().splitlines():
         if not line.startswith("# deviates"):
             continue
         match = _HEAD.match(line)
-        if match is None or match["key"] in found:
+        if match is None or match["key"] in by_key:
             raise ValueError(f"{preset.name}: '{line}' is not of the form '# deviates: KEY PUBLISHED -> OURS: REASON'.")
-        found[match["key"]] = Deviation(**{name: match[name] for name in ("published", "ours", "reason")})
-    return found
+        by_key[match["key"]] = Deviation(**{name: match[name] for name in ("published", "ours", "reason")})
+    return by_key
 
 
 def resolved(config: RunConfig, key: str) -> Any:

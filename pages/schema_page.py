@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from storage.trajectories.base import ARRAYS
-from storage.trajectories.schema import DESCRIPTION, REFERENCES, SAMPLES
-from storage.trajectories.tables import written_schema
-from tasks.reports.dataset import exported_schema
+from flowmill.storage.trajectories.base import ARRAYS
+from flowmill.storage.trajectories.schema import DESCRIPTION, REFERENCES, SAMPLES
+from flowmill.storage.trajectories.tables import written_schema
+from flowmill.tasks.reports.dataset import exported_schema
 
 _LABEL = "<label>"
 
@@ -23,7 +23,6 @@ def tables() -> Mapping[str, pa.Schema]:
         "gradients/ID/SHARD/gradients.parquet": written_schema("gradients"),
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
         "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
-        "advantages/ID/SHARD/modality_advantages.parquet": written_schema("modality_advantages"),
         "advantages/ID/SHARD/return_turns.parquet": written_schema("return_turns"),
         "preferences/ID/SHARD/preferences.parquet": written_schema("preferences"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),

@@ -7,7 +7,7 @@
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
 <root>/runs/<run>/copies/...              copies of these records, to restore lost ones
 <root>/fits/<name>/...                    the fitted rewards of a name, one record each
-<root>/quarantine/<kind>/<id>/...         damaged files, kept for inspection
+<root>/quarantine/<kind>/<id>/...         damaged files, for inspection
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def copy_of(path: str) -> str:
 
 
 def record_of(path: str) -> str:
-    """Path of the record, given its own path or that of its copy."""
+    """Path of the record of its own path or that of its copy."""
     runs, name, rest = path.split("/", 2)
     return f"{runs}/{name}/{rest.removeprefix(f'{COPIES}/')}"
 

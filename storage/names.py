@@ -51,14 +51,14 @@ def below(folder: Path, name: str) -> Path:
     Raises:
         ValueError: the target is outside the folder, or a link to itself.
     """
-    found = folder / inside(PurePosixPath(name).as_posix())
+    path = folder / inside(PurePosixPath(name).as_posix())
     try:
-        target = found.resolve()
+        target = path.resolve()
     except RuntimeError as error:
         raise ValueError(f"{name!r} is a link that leads to itself ({error})") from None
     if not target.is_relative_to(folder.resolve()):
         raise ValueError(f"{name!r} is a link that leads out of '{folder}'")
-    return found
+    return path
 
 
 #: Checked fields of stored records: a path below a folder, a name, a digest.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from flows.environment import prepare_environment
+from flowmill.flows.environment import prepare_environment
 from tests.support.shared import VARIABLE, Shared, where
 
 _HOMES = ("PREFECT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
@@ -28,15 +28,14 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from configs.load import load_config  # noqa: E402
-from configs.schema import RunConfig  # noqa: E402
-from models.quickstart.build import DigitsBuilder  # noqa: E402
-from tasks.execution import launch  # noqa: E402
-from tasks.inputs.store_trust import remember  # noqa: E402
-from tasks.runs.context import RunContext  # noqa: E402
+from flowmill.configs.load import load_config  # noqa: E402
+from flowmill.configs.schema import RunConfig  # noqa: E402
+from flowmill.models.quickstart.build import DigitsBuilder  # noqa: E402
+from flowmill.tasks.execution import launch  # noqa: E402
+from flowmill.tasks.inputs.store_trust import remember  # noqa: E402
+from flowmill.tasks.runs.context import RunContext  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
 from tests.support.inside import prepare, run_epoch  # noqa: E402
-from tests.support.long import LONG, SLOW, is_in  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, run_forked  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
 from tests.support.small import small_data, write_small  # noqa: E402
@@ -63,14 +62,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count what asks for a server, or for what forks commands, among the slow ones; leave long ones out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that use a server or fork commands as slow, and the parameters that ``slow_cases`` and
+    ``campaign_cases`` name as their markers say."""
+    unused: set[str] = set()
+    used: set[str] = set()
     for item in items:
-        if is_in(LONG, item.nodeid):
-            item.add_marker(pytest.mark.campaign)
-        servers = {"prefect_server", "preloaded", "s3_server"} & set(getattr(item, "fixturenames", ()))
-        if servers or is_in(SLOW, item.nodeid):
+        if {"prefect_server", "preloaded", "s3_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+        for name in ("slow", "campaign"):
+            for marker in item.iter_markers(f"{name}_cases"):
+                cases = {f"{item.nodeid.partition('[')[0]}[{case}]" for case in marker.args}
+                unused |= cases
+                if item.nodeid.partition("@")[0] in cases:
+                    used.add(item.nodeid.partition("@")[0])
+                    item.add_marker(name)
+    if unused - used and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"markers name parameters that no test has: {sorted(unused - used)}")
 
 
 def pytest_collection_finish() -> None:
@@ -113,7 +121,7 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A StableDiffusion3Pipeline folder with barely trained weights, of half the quickstart's blocks (two seconds)."""
     folder = tmp_path_factory.mktemp("base") / "pipeline"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("models.quickstart.pipeline._LAYERS", 2)
+        patched.setattr("flowmill.models.quickstart.pipeline._LAYERS", 2)
         DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder, lambda label, done, total: None)
     return folder
 
@@ -202,7 +210,7 @@ def flowmill(preloaded: str, prefect_server: str) -> FlowmillCommand:
         differs = {name for name, value in environment.items() if os.environ.get(name) != value}
         if not any(name.startswith(READ_AT_IMPORT) for name in differs):
             return run_forked(preloaded, arguments, cwd=ROOT, env=variables, timeout=300)
-        command = [sys.executable, "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-m", "flowmill.flows.cli", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False
         )

@@ -24,14 +24,14 @@ backward = torch.Tensor.backward
 def traced(*given, **options):
     frame, stack = sys._getframe(1), []
     while frame is not None:
-        stack.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+        stack.append((str(Path(frame.f_code.co_filename).resolve()), frame.f_code.co_qualname))
         frame = frame.f_back
     Path(path).write_text(json.dumps(stack))
     return backward(*given, **options)
 
 torch.Tensor.backward = traced
 sys.argv = ["flowmill", *arguments]
-from flows.cli import main
+from flowmill.flows.cli import main
 
 main()
 """

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 CASES = sorted(path.name for path in (ROOT / "tests" / "cases").glob("*.py"))
 
 
+@pytest.mark.campaign_cases("ddim_end_of_chain_is_level_zero.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_behaves(name: str) -> None:

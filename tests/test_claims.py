@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from configs.load import load_config
-from configs.presets import presets
-from flows.cli import app
-from models.maths import KERNELS, PLANS
-from models.policies import FAMILY_KINDS, POLICIES
-from models.rewards import REWARDS
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import presets
+from flowmill.flows.cli import app
+from flowmill.models.maths import KERNELS, PLANS
+from flowmill.models.policies import FAMILY_KINDS, POLICIES
+from flowmill.models.rewards import REWARDS
+from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from pages import build
-from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *build.pages().values()]
@@ -35,6 +35,8 @@ COUNTS = {
         len(ALGORITHMS) + len(TOKEN_ALGORITHMS),
         len({load_config(name).optimize.algorithm.name for name in DIGITS}),
     },
+    "for diffusion and flow-matching models": {len(ALGORITHMS)},
+    "for language models": {len(TOKEN_ALGORITHMS)},
     "model families": {len(POLICIES), len(POLICIES) - len(FAMILY_KINDS)},
     "built-in rewards": {len(REWARDS)},
     "presets": {len(presets()), len(DIGITS), sum(name.startswith("tiny_") for name in presets())},

@@ -24,26 +24,36 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from configs.escaping import command, fenced, in_cell, in_code, in_link, in_markdown, in_python, quoted, visible
-from configs.load import load_config
-from configs.rewards import RewardSection
-from configs.tokens import TokensSection
-from flows import artifacts, progress
-from flows.cli import app, error_reporting, store
-from flows.console import _Console, print_table
-from flows.requests import PipelineRequest
-from models.policies.diffusion import PipelineCall
-from tasks.algorithms.resampling import Estimate
-from tasks.export import card, usage
-from tasks.fitting import provenance
-from tasks.inputs.base_model import BaseModel, License
-from tasks.metrics import tracked
-from tasks.metrics.image_grids import grid
-from tasks.metrics.sweep import Outcome, Variant
-from tasks.modalities.tokens import exporting as token_exporting
-from tasks.modalities.tokens.prompts import Prompts
-from tasks.reports.report import charts, content, headline, page, samples
-from tasks.tracking import descriptions, models, sweeps
+from flowmill.configs.escaping import (
+    command,
+    fenced,
+    in_cell,
+    in_code,
+    in_link,
+    in_markdown,
+    in_python,
+    quoted,
+    visible,
+)
+from flowmill.configs.load import load_config
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.tokens import TokensSection
+from flowmill.flows import artifacts, progress
+from flowmill.flows.cli import app, error_reporting, store
+from flowmill.flows.console import _Console, print_table
+from flowmill.flows.requests import PipelineRequest
+from flowmill.models.policies.diffusion import PipelineCall
+from flowmill.tasks.algorithms.resampling import Estimate
+from flowmill.tasks.export import card, usage
+from flowmill.tasks.fitting import provenance
+from flowmill.tasks.inputs.base_model import BaseModel, License
+from flowmill.tasks.metrics import tracked
+from flowmill.tasks.metrics.image_grids import grid
+from flowmill.tasks.metrics.sweep import Outcome, Variant
+from flowmill.tasks.modalities.tokens import exporting as token_exporting
+from flowmill.tasks.modalities.tokens.prompts import Prompts
+from flowmill.tasks.reports.report import charts, content, headline, page, samples
+from flowmill.tasks.tracking import descriptions, models, sweeps
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {
@@ -84,7 +94,7 @@ def assert_harmless(written: str) -> None:
 def on_terminal(monkeypatch: pytest.MonkeyPatch, show: Callable[[], None], module: Any = None) -> str:
     file = io.StringIO()
     shown = _Console(file=file, force_terminal=True, color_system=None, width=400)
-    for place in ("flows.console.console", "flows.progress.console"):
+    for place in ("flowmill.flows.console.console", "flowmill.flows.progress.console"):
         monkeypatch.setattr(place, shown)
     show()
     return file.getvalue()
@@ -104,7 +114,7 @@ def lines_of_a_log(text: str) -> None:
 
 
 def a_line(text: str) -> None:
-    from flows import console
+    from flowmill.flows import console
 
     console.console.print(text)
     console.console.print(text, style="yellow")
@@ -131,7 +141,7 @@ def test_bars_move_the_cursor_and_nothing_of_a_text_does(text: str, monkeypatch:
 
 
 def test_first_and_last_words_are_text(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from configs.errors import ConfigError
+    from flowmill.configs.errors import ConfigError
 
     error_reporting.say(text)
     with pytest.raises(SystemExit), error_reporting.report_errors():
@@ -365,7 +375,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
     run = content.RunReport(
         name=text,
         epochs=(1, 1),
-        about=text,
+        description=text,
         reward=text,
         headline=headline.Headline(split=text, prompts=20, before=mean, after=mean, change=mean),
         export=(text, text),
@@ -375,7 +385,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         pairs={text: [both]},
         changed=[replace(both, after=replace(both.after, film=b""))],
         data={text: [{text: text}]},
-        given=[shot],
+        ingested=[shot],
         best=[shot],
         worst=[replace(shot, film=b"")],
         rewards={1: np.arange(3.0)},

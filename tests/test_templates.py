@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.load import load_config
-from tasks.checks.check import check_config
-from tasks.execution.launchers import Program, make_launcher
+from flowmill.configs.load import load_config
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.launchers import Program, make_launcher
 from tests.conftest import ROOT
 
 TEMPLATES = ROOT / "docs" / "templates"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from models.quickstart.corpus import digit_pairs
+from flowmill.models.quickstart.corpus import digit_pairs
 
 _FOLDER = Path(__file__).parents[1] / "configs" / "prompts"
 _ROWS = 300

@@ -24,24 +24,24 @@ from PIL import Image
 from torch import nn
 from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel, SiglipProcessor
 
-from configs.load import load_config
-from configs.reward_fit import FitConfig
-from models.quickstart.addition import AdditionBuilder
-from models.quickstart.corpus import digit_pairs
-from models.quickstart.text import clip_tokenizer
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import Handling, score
-from tasks.fitting.figures import accuracy_text
-from tasks.fitting.fit import fit_reward
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.ratings.answers import commit_preferences
-from tasks.ratings.app import make_app
-from tasks.ratings.figures import rating_report
-from tasks.ratings.pairs import sources_of
-from tasks.ratings.request import RateRequest
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.load import load_config
+from flowmill.configs.reward_fit import FitConfig
+from flowmill.models.quickstart.addition import AdditionBuilder
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.quickstart.text import clip_tokenizer
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import Handling, score
+from flowmill.tasks.fitting.figures import accuracy_text
+from flowmill.tasks.fitting.fit import fit_reward
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.ratings.answers import commit_preferences
+from flowmill.tasks.ratings.app import make_app
+from flowmill.tasks.ratings.figures import rating_report
+from flowmill.tasks.ratings.pairs import sources_of
+from flowmill.tasks.ratings.request import RateRequest
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 #: The objective of a policy: the rule itself, or a reward fitted on comparisons of pairs at random, or half of them
@@ -148,7 +148,7 @@ def rater_of(kind: str, rule: str, seed: int) -> Rater:
     def value(client: TestClient, prompt: str, side: dict[str, Any]) -> float:
         if side["text"] is not None:
             return float(side["text"] == str(sum(map(int, prompt.rstrip("=").split("+")))))
-        pixels = np.asarray(Image.open(io.BytesIO(client.get(side["media"]).content)).convert("RGB"))
+        pixels = np.asarray(Image.open(io.BytesIO(client.get(side["media"]).content), formats=["PNG"]).convert("RGB"))
         batch = Batch(media=pixels[None], prompts=[prompt], metadata=[{}])
         return float(score(reward, rule, batch, Handling()).values[0])
 
@@ -168,7 +168,7 @@ def rate(context: RunContext, rater: Rater, request: RateRequest) -> None:
     """Answer the pairs of a page: of the rollout of an epoch, or of the first and the last evaluation."""
     sources = sources_of(context, None, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
     with TestClient(make_app(context.run, sources, request, None)) as client:
-        state = client.get("/api/pair").json()
+        state = client.get("/api/pair", params={"rater": request.rater}).json()
         while state["pair"] is not None:
             choice = rater(client, state["pair"])
             body = {"rater": state["rater"], "pair": state["pair"]["name"], "choice": choice, "seconds": 1.0}
@@ -217,7 +217,7 @@ class Study:
             "store": store,
             **self._task.fit,
         }
-        return accuracy_text(fit_reward(FitConfig.model_validate(config)).about)
+        return accuracy_text(fit_reward(FitConfig.model_validate(config)).summary)
 
     def train(self, name: str, rewards: str) -> RunContext:
         """Train on a reward."""
@@ -245,9 +245,8 @@ class Study:
             figures = [each["heldout"][self._task.judged] for each in found]
             scores = [f"{each[key]:.3f}" for each in figures for key in ("mean", "exact") if key in each]
             # Samples of the same noise, before and after.
-            rate(
-                context, rater_of("true", self._task.rule, self._seed), RateRequest(run=context.run.name, pairs=_AGAIN)
-            )
+            again = RateRequest(run=context.run.name, pairs=_AGAIN, rater="true")
+            rate(context, rater_of("true", self._task.rule, self._seed), again)
             wins = rating_report(context)["wins"][0]
             line = " ".join([self._task.preset, str(self._seed), name, *scores, str(wins), accuracy])
             sys.stdout.write(f"{line}\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from configs.escaping import in_markdown
+from flowmill.configs.escaping import in_markdown
 from flowmill.explorer.media import CARD, excerpt, figures_of, prompt_of, show
 from flowmill.explorer.opened import open_sample
 from flowmill.explorer.samples import Samples, figures
@@ -51,10 +51,10 @@ def gallery(samples: Samples, shown: pd.DataFrame, other: tuple[Samples, pd.Data
 
 def _heading(group: pd.DataFrame) -> None:
     """Show the prompt of a group, with the means of its figures."""
-    known = [name for name in figures(group) if name != "advantage"]
-    mean = figures_of(group[known].mean().to_dict(), known)
-    about = f"mean of {len(group)}: {mean}" if mean else f"{len(group)} samples"
-    st.markdown(f"**{in_markdown(group.prompt.iloc[0])}**  \n{about}")
+    names = [name for name in figures(group) if name != "advantage"]
+    mean = figures_of(group[names].mean().to_dict(), names)
+    text = f"mean of {len(group)}: {mean}" if mean else f"{len(group)} samples"
+    st.markdown(f"**{in_markdown(group.prompt.iloc[0])}**  \n{text}")
 
 
 def _cards(rows: pd.DataFrame, sides: Sequence[tuple[str, Mapping[str, Any]]], width: int, *, named: bool) -> None:

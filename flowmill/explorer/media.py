@@ -11,8 +11,8 @@ import pandas as pd
 import streamlit as st
 from PIL.Image import Image, Resampling
 
-from configs.errors import FlowmillError
-from configs.escaping import in_markdown, visible
+from flowmill.configs.errors import FlowmillError
+from flowmill.configs.escaping import in_markdown, visible
 from flowmill.explorer.samples import short
 
 #: Width of a card of the gallery in pixels, and the largest size of an opened sample.

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from configs.escaping import in_markdown
+from flowmill.configs.escaping import in_markdown
 from flowmill.explorer.media import OPENED, figures_of, messages, prompt_of, show
 from flowmill.explorer.samples import Samples, figures, short
-from tasks.specs.turns import turns_of
+from flowmill.tasks.specs.turns import turns_of
 
 _COLUMNS = 6
 #: The key of the opened sample, in the session and in the address.
@@ -102,8 +102,8 @@ def _media(samples: Samples, row: Any) -> Any:
 
 
 def _references(samples: Samples, row: Any) -> Sequence[Any]:
-    found = samples.run.references(samples.epoch, [row.sample_id], evaluation=samples.evaluated)
-    return found[row.sample_id]
+    images = samples.run.references(samples.epoch, [row.sample_id], evaluation=samples.evaluated)
+    return images[row.sample_id]
 
 
 def _facts(samples: Samples, row: Any) -> None:
@@ -122,9 +122,9 @@ def _facts(samples: Samples, row: Any) -> None:
     if samples.evaluated:
         return
     with st.spinner("Reading the updates it entered"):
-        found = samples.run.trace(samples.epoch, row.sample_id)["runs"][samples.run.name]
+        traced = samples.run.trace(samples.epoch, row.sample_id)["runs"][samples.run.name]
     st.markdown("**Updates it entered**")
-    st.dataframe(found.get("updates", []), hide_index=True)
+    st.dataframe(traced.get("updates", []), hide_index=True)
 
 
 def _table(title: str, values: Mapping[str, str]) -> None:
@@ -146,8 +146,8 @@ def _chain(samples: Samples, row: Any) -> None:
     columns = st.columns(min(_COLUMNS, len(row.states)))
     states = samples.run.decoded(samples.epoch, row.sample_id)
     for number, (step, state) in enumerate(zip(row.states, states, strict=True)):
-        about = f"step {step}, sigma {row.sigmas[step]:.3f}"
+        caption = f"step {step}, sigma {row.sigmas[step]:.3f}"
         if step in trained:
-            about += f", log_prob {trained[step]:.4f}"
+            caption += f", log_prob {trained[step]:.4f}"
         with columns[number % len(columns)]:
-            show(state, about)
+            show(state, caption)

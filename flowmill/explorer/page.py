@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 import flowmill
-from configs.escaping import in_cell, in_markdown
+from flowmill.configs.escaping import in_cell, in_markdown
 from flowmill.explorer.gallery import gallery
 from flowmill.explorer.media import messages
 from flowmill.explorer.opened import opened
@@ -131,10 +131,10 @@ def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[Samples
         raise flowmill.FlowmillError("The store holds no runs yet; start one with 'flowmill run'.")
     run = _run(root, _one_of("Run", names, first if first in names else names[0], "run"), trust_store=trust_store)
     st.sidebar.button("Reload", help="Reads artifacts made meanwhile.", on_click=_reload)
-    known = labels(run)
-    if not known:
+    options = labels(run)
+    if not options:
         raise flowmill.FlowmillError(f"Nothing of run '{run.name}' is rolled out yet.")
-    samples = Samples(run, _one_of("Samples", known, known[0], "samples"))
+    samples = Samples(run, _one_of("Samples", options, options[0], "samples"))
     if not st.sidebar.toggle(
         "Compare with the same noise",
         key="compare",
@@ -157,9 +157,9 @@ def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[Samples
 def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
     """Return the samples that pass the filters of the sidebar, in the order chosen there."""
     text = st.sidebar.text_input("Prompt contains", key="prompt", bind="query-params")
-    found = samples[samples.prompt.str.contains(text, case=False, regex=False)] if text else samples
-    known = figures(samples)
-    for name in known:
+    selected = samples[samples.prompt.str.contains(text, case=False, regex=False)] if text else samples
+    columns = figures(samples)
+    for name in columns:
         values = stops(samples[name])
         if len(values) > 1:
             ends = values[0], values[-1]
@@ -167,12 +167,12 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
                 in_markdown(name), values, ends, format_func=short, key=f"range of {name}", bind="query-params"
             )
             # Samples without a value pass until a range of values is chosen.
-            found = found[found[name].between(low, high) | (found[name].isna() & ((low, high) == ends))]
-    first = [name for name in known if name.startswith("change.") or name == "advantage"]
-    orders = list(dict.fromkeys([*first, *known, "prompt", "sample_id"]))
+            selected = selected[selected[name].between(low, high) | (selected[name].isna() & ((low, high) == ends))]
+    first = [name for name in columns if name.startswith("change.") or name == "advantage"]
+    orders = list(dict.fromkeys([*first, *columns, "prompt", "sample_id"]))
     order = _one_of("Order by", orders, orders[0], "order")
     largest_first = st.sidebar.toggle("Largest first", value=True, key="largest", bind="query-params")
-    return in_groups(found, order, largest_first=largest_first)
+    return in_groups(selected, order, largest_first=largest_first)
 
 
 def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:

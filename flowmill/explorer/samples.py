@@ -57,27 +57,27 @@ class Samples:
         """
         drawn = rows[rows.media_format != ""]
         texts = {} if "text" not in rows else dict(zip(rows.sample_id, rows.text, strict=True))
-        found = self.run.images(self.epoch, set(drawn.sample_id), evaluation=self.evaluated)
+        images = self.run.images(self.epoch, set(drawn.sample_id), evaluation=self.evaluated)
         films = set(drawn.sample_id[drawn.media_format == "mp4"]) if sound else set()
         clips = self.run.films(self.epoch, films, evaluation=self.evaluated) if films else {}
-        return texts | found | clips
+        return texts | images | clips
 
 
 def labels(run: flowmill.Run) -> list[str]:
-    """Return the labels of a run's rollouts, or given samples, and evaluations, newest first."""
-    made = [(epoch, f"{_ROLLOUT if run.config.data is None else _GIVEN}{epoch}") for epoch in run.rollouts]
-    made += [(epoch, f"{_EVALUATION}{epoch}") for epoch in run.evaluations]
-    return [label for _, label in sorted(made, reverse=True)]
+    """Return the labels of a run's rollouts, or ingested samples, and evaluations, newest first."""
+    by_epoch = [(epoch, f"{_ROLLOUT if run.config.data is None else _GIVEN}{epoch}") for epoch in run.rollouts]
+    by_epoch += [(epoch, f"{_EVALUATION}{epoch}") for epoch in run.evaluations]
+    return [label for _, label in sorted(by_epoch, reverse=True)]
 
 
-def comparable(known: Iterable[str], label: str) -> list[str]:
-    """Return the labels among ``known`` that can have the noise of ``label``, the default first.
+def comparable(names: Iterable[str], label: str) -> list[str]:
+    """Return the labels among ``names`` that can have the noise of ``label``, the default first.
 
     Evaluations of all epochs draw the same noise; a rollout has that of the same epoch of another run.
     """
     if label.startswith(_EVALUATION):
-        return [each for each in reversed(list(known)) if each.startswith(_EVALUATION)]
-    return [each for each in known if each == label]
+        return [each for each in reversed(list(names)) if each.startswith(_EVALUATION)]
+    return [each for each in names if each == label]
 
 
 def paired(samples: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -111,8 +111,8 @@ def stops(values: pd.Series[Any]) -> list[float]:
 
     Values that look equal with four digits are one stop. An empty or constant column has fewer than two.
     """
-    known = np.unique(values.dropna())
-    chosen = known[np.unique(np.linspace(0, len(known) - 1, 101).round().astype(int))] if len(known) else known
+    levels = np.unique(values.dropna())
+    chosen = levels[np.unique(np.linspace(0, len(levels) - 1, 101).round().astype(int))] if len(levels) else levels
     shown = {short(each): float(each) for each in reversed(chosen)}
     return sorted({**shown, short(chosen[-1]): float(chosen[-1])}.values()) if shown else []
 

@@ -10,6 +10,6 @@ from pathlib import Path
 from starlette.middleware import Middleware
 from streamlit.starlette import App
 
-from tasks.execution.guard import OwnPagesOnly
+from flowmill.tasks.execution.guard import OwnPagesOnly
 
 app = App(Path(__file__).with_name("page.py"), middleware=[Middleware(OwnPagesOnly)])

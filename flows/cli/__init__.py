@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from configs.gc_tuning import collect_rarely
-from configs.import_paths import user_folder_last
-from flows.cli.app import app
-from flows.cli.error_reporting import refuse_bare_settings, refuse_empty, report_errors
-from flows.environment import prepare_environment
+from flowmill.configs.gc_tuning import collect_rarely
+from flowmill.configs.import_paths import user_folder_last
+from flowmill.flows.cli.app import app
+from flowmill.flows.cli.error_reporting import refuse_bare_settings, refuse_empty, report_errors
+from flowmill.flows.environment import prepare_environment
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line; a known error is one message on standard error and exit code 1, without a traceback."""
+    """Run the command line; an expected error is one message on standard error and exit code 1, without traceback."""
     prepare_environment()
     collect_rarely()
     # Custom rewards and models are imported from the working directory, last in the path.

@@ -1,5 +1,5 @@
-"""``python -m flows.cli`` is ``flowmill``."""
+"""``python -m flowmill.flows.cli`` is ``flowmill``."""
 
-from flows.cli import main
+from flowmill.flows.cli import main
 
 main()

@@ -10,9 +10,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from flows.cli.error_reporting import say
-from flows.cli.reward import reward_app
-from flows.cli.store import store_app
+from flowmill.configs.errors import ConfigError
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.reward import reward_app
+from flowmill.flows.cli.store import store_app
 
 #: Command -> its help. ``serve-reward`` is ``serve_reward_command`` in ``flows/cli/serve_reward.py``.
 COMMANDS = {
@@ -22,7 +23,6 @@ COMMANDS = {
     "resumes.",
     "stage": "Run one stage of one epoch alone, optionally with other settings; nothing else is computed.",
     "serve-reward": "Serve one reward over HTTP until stopped, for runs in other processes.",
-    "serve-rollout": "Draw rollouts over HTTP until stopped, for runs in other processes.",
     "deploy": "Create Prefect deployments of the pipeline and the stages; settings not given stay unchanged "
     "on the server.",
     "worker": "Run a Prefect worker that executes deployments until stopped.",
@@ -30,15 +30,19 @@ COMMANDS = {
     "status": "Show the runs of a store, or the fresh, stale and missing stages of one run, and its evaluations.",
     "diff": "Compare two runs: differing settings, shared artifacts, and evaluations.",
     "report": "Write the results of a run, or a comparison of several, as one self-contained HTML file.",
-    "benchmark": "Measure models on pinned prompts, seeds and settings, and compare them prompt by prompt.",
     "view": "Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step.",
     "rate": "Compare pairs of samples on a page, blind, and print the figures of the answers: win rates, agreement.",
     "track": "Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage.",
-    "publish": "Upload the exported model, or samples with their scores, to the Hugging Face Hub. No other command "
-    "uploads anything.",
+    "publish": "Upload the exported model to the Hugging Face Hub. No other command uploads anything.",
     "export": "Copy the exported model of a run into a folder, or write its policy as a torch checkpoint.",
     "presets": "List the configs that come with flowmill: name, model, algorithm and memory.",
     "ui": "Serve the MLflow and Prefect UIs on the loopback interface until Ctrl-C.",
+}
+#: Commands that no longer exist, and what to do instead.
+REMOVED = {
+    "serve-rollout": "Ranks (execution.processes), Dask, Ray or a Prefect work pool share the shards of rollouts.",
+    "benchmark": "Evaluate models with the same settings: flowmill stage evaluate --run RUN --epoch EPOCH --name NAME "
+    "--set ...; 'flowmill sweep' compares configs.",
 }
 
 
@@ -48,10 +52,10 @@ class Command(TyperCommand):
     @cached_property
     def loaded(self) -> Any:
         """The command with its options."""
-        from flows.cli.request_options import with_options
+        from flowmill.flows.cli.request_options import with_options
 
         stem = str(self.name).replace("-", "_")
-        function = getattr(import_module(f"flows.cli.{stem}"), f"{stem}_command")
+        function = getattr(import_module(f"flowmill.flows.cli.{stem}"), f"{stem}_command")
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(self.name, help=self.help)(with_options(function))
         return get_command(single)
@@ -65,9 +69,15 @@ class Commands(TyperGroup):
     """The group of all commands."""
 
     def __init__(self, **settings: Any) -> None:
-        """Put the commands before the groups that Typer found."""
+        """Put the commands before the groups of Typer."""
         own = {name: Command(name, help=text) for name, text in COMMANDS.items()}
         super().__init__(**{**settings, "commands": {**own, **settings["commands"]}})
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        """Return the command of a command line; raise ConfigError if it no longer exists."""
+        if arguments[0] in REMOVED:
+            raise ConfigError(f"'flowmill {arguments[0]}' no longer exists. {REMOVED[arguments[0]]}")
+        return super().resolve_command(context, arguments)
 
 
 app = typer.Typer(
@@ -81,8 +91,8 @@ app.add_typer(store_app, name="store")
 app.add_typer(reward_app, name="reward")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import PackageNotFoundError, version
 
         try:

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
-from configs.human_units import duration, size
-from flows.cli.filters import EntryFilter, short_names, span
-from flows.console import console, print_json, print_table
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.verify import list_artifacts
-from tasks.runs.opening import require_run
+from flowmill.configs.human_units import duration, size
+from flowmill.flows.cli.filters import EntryFilter, short_names, span
+from flowmill.flows.console import console, print_json, print_table
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.verify import list_artifacts
+from flowmill.tasks.runs.opening import require_run
 
 _COLUMNS = ("epoch", "stage", "artifact", "rows", "size", "state", "runs")
 _LONG = ("epoch", "stage", "artifact", "shards", "rows", "size", "age", "state", "runs")
@@ -26,26 +26,22 @@ def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter,
         runs: only artifacts of these runs; of all runs when empty.
         listed: filter of the entries.
         as_json: print JSON, of all epochs.
-
-    Raises:
-        StoreError: there is no such run.
-        ConfigError: there is no such stage.
     """
     for name in runs:
         require_run(store, name)
-    found = list_artifacts(store)
-    listed.check_stages(item["stage"] for item in found)
-    found = [item for item in map(lambda each: _of_runs(each, runs), found) if _taken(item, runs, listed)]
+    artifacts = list_artifacts(store)
+    listed.check_stages(item["stage"] for item in artifacts)
+    artifacts = [item for item in map(lambda each: _of_runs(each, runs), artifacts) if _taken(item, runs, listed)]
     if as_json:
-        print_json(found)
-    elif found:
-        _print(found, listed)
+        print_json(artifacts)
+    elif artifacts:
+        _print(artifacts, listed)
     else:
         console.print(f"No such artifacts in '{store.root.uri}'.")
 
 
 def _of_runs(item: dict[str, Any], runs: Sequence[str]) -> dict[str, Any]:
-    """Return an artifact with only its epochs in the given runs."""
+    """Return an artifact with only its epochs in the named runs."""
     return {**item, "epochs": {run: epochs for run, epochs in item["epochs"].items() if not runs or run in runs}}
 
 
@@ -57,20 +53,20 @@ def _epochs(item: dict[str, Any]) -> set[int]:
     return {epoch for epochs in item["epochs"].values() for epoch in epochs}
 
 
-def _print(found: Sequence[dict[str, Any]], listed: EntryFilter) -> None:
+def _print(artifacts: Sequence[dict[str, Any]], listed: EntryFilter) -> None:
     of_run: dict[str, set[int]] = {}
-    for item in found:
+    for item in artifacts:
         for run, epochs in item["epochs"].items():
             of_run.setdefault(run, set()).update(epochs)
     recent = {(run, epoch) for run, epochs in of_run.items() for epoch in listed.recent(epochs)}
-    ordered = sorted(found, key=lambda item: -max(_epochs(item), default=-1))
+    ordered = sorted(artifacts, key=lambda item: -max(_epochs(item), default=-1))
     shown: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
     for item in ordered:
         uses = ((run, epoch) for run, epochs in item["epochs"].items() for epoch in epochs)
         (shown if listed.long or not recent.isdisjoint(uses) else rest).append(item)
     columns = _LONG if listed.long else _COLUMNS
-    names = [item["artifact"] for item in found]
+    names = [item["artifact"] for item in artifacts]
     short = short_names(names) if console.is_terminal and not listed.long else dict(zip(names, names, strict=True))
     table = Table(*columns)
     for item in shown:

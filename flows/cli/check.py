@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from configs.gc_tuning import without_collecting
-from configs.human_units import duration, size
-from configs.load import dump_yaml
-from flows.chained import asked_config, chained
-from flows.cli.error_reporting import say
-from flows.cli.options import AsJson, Config, Overrides
-from flows.console import console, print_json, print_table
-from flows.environment import chosen_root
-from flows.requests import PipelineRequest
+from flowmill.configs.gc_tuning import without_collecting
+from flowmill.configs.human_units import duration, size
+from flowmill.flows.chained import chained, resolved_config
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import AsJson, Config, Overrides
+from flowmill.flows.console import console, print_json, print_table
+from flowmill.flows.environment import chosen_root
+from flowmill.flows.requests import PipelineRequest
 
 if TYPE_CHECKING:
-    from configs.schema import RunConfig
-    from tasks.checks.idle_time import Idle
-    from tasks.checks.try_rewards import ScoringTime
-    from tasks.modalities.forward_cost import Cost
-    from tasks.modalities.memory import Memory
+    from flowmill.configs.schema import RunConfig
+    from flowmill.tasks.checks.idle_time import Idle
+    from flowmill.tasks.checks.try_rewards import ScoringTime
+    from flowmill.tasks.modalities.forward_cost import Cost
+    from flowmill.tasks.modalities.memory import Memory
 
 
 def check_command(
@@ -43,21 +42,22 @@ def check_command(
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     say(f"reading {path}", quiet=as_json)
     requests = chained(PipelineRequest(config=str(path), overrides=overrides or [], root=chosen_root(None)))
-    configs = [asked_config(each) for each in requests]
-    from tasks.checks.names import check_names, check_places
+    configs = [resolved_config(each) for each in requests]
+    from flowmill.tasks.checks.names import check_names, check_places
+    from flowmill.tasks.inputs.shapes import with_columns
 
     data: dict[str, Any] = {}
     totals: dict[str, int] = {}
     for request, config in zip(requests, configs, strict=True):
         check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
         with without_collecting():
-            found = _estimate(config, totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
-        data = {**found, "start": data} if data else found
+            estimate = _estimate(with_columns(config), totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
+        data = {**estimate, "start": data} if data else estimate
     # Last: the cost of a config can be estimated before all files that it names exist.
     for config in configs:
         check_places(config)
     if len(configs) == 1 and config.model.start is not None:
-        from tasks.runs.start import check_start
+        from flowmill.tasks.runs.start import check_start
 
         check_start(config)
     if as_json:
@@ -70,12 +70,13 @@ def _estimate(
     config: RunConfig, totals: dict[str, int], *, gpu_memory: float | None, deep: bool, as_json: bool
 ) -> dict[str, Any]:
     """Print the estimate of a run and return it as plain data; add its cost to the totals of the runs before it."""
-    from configs.components import reward_sections
-    from tasks.checks.check import check_config
-    from tasks.checks.idle_time import idle_notes, idle_shares
-    from tasks.checks.memory import memory_advice, memory_and_notes
-    from tasks.checks.notes import cut_notes, padding_notes, training_notes
-    from tasks.checks.try_rewards import loads_model, time_rewards, try_rewards
+    from flowmill.configs.components import reward_sections
+    from flowmill.tasks.checks.check import check_config
+    from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
+    from flowmill.tasks.checks.memory import memory_advice, memory_and_notes
+    from flowmill.tasks.checks.notes import cut_notes, padding_notes, training_notes
+    from flowmill.tasks.checks.try_rewards import loads_model, time_rewards, try_rewards
+    from flowmill.tasks.inputs.shapes import shape_of
 
     cost = check_config(config, rewards=False)
     scoring = time_rewards(config, try_rewards(config, load=False), cost)
@@ -105,14 +106,16 @@ def _estimate(
             "notes": notes,
             **({"changed_files": changed} if deep else {}),
         }
-    console.print(dump_yaml(config))
+    console.print(config.to_yaml())
+    if (shape := None if config.data is None else shape_of(config)) is not None:
+        console.print(f"data.train is read as {shape[0]}.", highlight=False, markup=False)
     _print_cost(cost, config.run.epochs, totals)
     _print_scoring(scoring)
     _print_idle(config, idle)
     if memory is not None:
         _print_memory(memory)
         if gpu_memory is not None:
-            _print_advice(memory_advice(config, int(gpu_memory * 1e9), reference=cost.reference), gpu_memory)
+            _print_advice(memory_advice(memory, int(gpu_memory * 1e9)), gpu_memory)
     if deep:
         _print_changed(changed)
     for note in notes:
@@ -155,41 +158,41 @@ def _print_cost(cost: Cost, epochs: int, totals: dict[str, int]) -> None:
     print_table(table)
 
 
-def _print_scoring(found: Sequence[ScoringTime]) -> None:
-    if not found:
+def _print_scoring(times: Sequence[ScoringTime]) -> None:
+    if not times:
         return
     table = Table(
         "reward", "per sample", "per epoch", "at a time", title="Scoring, by a made-up sample", title_justify="left"
     )
-    for each in found:
+    for each in times:
         table.add_row(
             each.reward, f"{each.seconds:.2g} s", f"{duration(each.seconds * each.samples)} of CPU", str(each.workers)
         )
     print_table(table)
 
 
-def _print_idle(config: RunConfig, found: Sequence[Idle]) -> None:
-    if not found:
+def _print_idle(config: RunConfig, parts: Sequence[Idle]) -> None:
+    if not parts:
         return
     title = f"Idle share of {config.execution.ranks} processes"
     table = Table("stage", "parts", "idle", title=title, title_justify="left")
-    for each in found:
+    for each in parts:
         table.add_row(each.stage, f"{each.parts:,}", f"{each.share:.0%}")
     print_table(table)
 
 
 def _changed(config: RunConfig) -> list[str] | None:
     """Return local files of the model and of options that changed with equal size and time; None if none is local."""
-    from tasks.inputs.option_paths import changed_places
-    from tasks.inputs.source_prompts import source_prompts
-    from tasks.inputs.weight_sources import changed_files
+    from flowmill.tasks.inputs.option_paths import changed_places
+    from flowmill.tasks.inputs.source_prompts import source_prompts
+    from flowmill.tasks.inputs.weight_sources import changed_files
 
     prompts = source_prompts(config).values()
-    found = [
+    stages = [
         changed_files(config.model),
         changed_places(config, lambda: (p.metadata for each in prompts for p in each)),
     ]
-    return None if found == [None, None] else [name for names in found for name in names or []]
+    return None if stages == [None, None] else [name for names in stages for name in names or []]
 
 
 def _print_changed(changed: list[str] | None) -> None:
@@ -209,8 +212,8 @@ def _print_memory(memory: Memory) -> None:
     )
     phases = memory.phases
     table = Table("memory per rank, estimated", *phases, title="Memory", title_justify="left")
-    for label, held in memory.lines.items():
-        table.add_row(label, *(size(held[phase]) if phase in held else "" for phase in phases))
+    for label, usage in memory.lines.items():
+        table.add_row(label, *(size(usage[phase]) if phase in usage else "" for phase in phases))
     table.add_row("together", *map(size, phases.values()))
     print_table(table)
     if memory.host:

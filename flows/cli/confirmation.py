@@ -6,16 +6,11 @@ import sys
 
 import typer
 
-from configs.errors import CancelledError, ConfigError
+from flowmill.configs.errors import CancelledError, ConfigError
 
 
 def confirm(question: str, *, unasked: str, declined: str) -> None:
-    """Ask for confirmation on the terminal.
-
-    Raises:
-        ConfigError: standard input is no terminal; the message is ``unasked``.
-        CancelledError: the user declined; the message is ``declined``.
-    """
+    """Ask for confirmation on the terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(unasked)
     if not typer.confirm(question):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from configs.errors import ConfigError
-from flows.cli.confirmation import confirm
-from flows.cli.error_reporting import say
-from flows.cli.options import Root
-from flows.console import console, print_table
-from flows.requests import DeployRequest
+from flowmill.configs.errors import ConfigError
+from flowmill.flows.cli.confirmation import confirm
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import Root
+from flowmill.flows.console import console, print_table
+from flowmill.flows.requests import DeployRequest
 
 if TYPE_CHECKING:
-    from flows.deployment_diff import Change
-    from flows.deployment_list import Listed
+    from flowmill.flows.deployment_diff import Change
+    from flowmill.flows.deployment_list import Listed
 
 
 def deploy_command(
@@ -34,11 +34,7 @@ def deploy_command(
     ] = None,
     sure: Annotated[bool, typer.Option("--yes", help="Replace settings on the server without asking.")] = False,
 ) -> None:
-    """Create or change deployments, or list them.
-
-    Raises:
-        ConfigError: see ``deploy``; or the options do not say which deployments.
-    """
+    """Create or change deployments, or list them."""
     if everything + bool(request.only) + shown != 1:
         raise ConfigError(
             "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist."
@@ -47,9 +43,9 @@ def deploy_command(
     if shown:
         list_deployments()
         return
-    given = {"config": config, "run": run, "root": root, "advance": advance}
+    options = {"config": config, "run": run, "root": root, "advance": advance}
     usual = os.environ.get("FLOWMILL_ROOT")
-    parameters = {field: value for field, value in given.items() if value is not None}
+    parameters = {field: value for field, value in options.items() if value is not None}
     defaults = {"root": usual} if usual else {}
     deploy(request.model_copy(update={"parameters": parameters, "defaults": defaults}), sure=sure)
 
@@ -60,12 +56,8 @@ def deploy(request: DeployRequest, *, sure: bool) -> None:
     Args:
         request: the request.
         sure: skip the confirmation.
-
-    Raises:
-        ConfigError: see ``plan`` and ``apply_plan``; or confirmation is needed and standard input is no terminal.
-        CancelledError: the user declined.
     """
-    from flows.deployments import apply_plan, plan, workers
+    from flowmill.flows.deployments import apply_plan, plan, workers
 
     planned = plan(request)
     for each in planned.changes:
@@ -73,7 +65,7 @@ def deploy(request: DeployRequest, *, sure: bool) -> None:
     for name in planned.left_out:
         console.print(f"{name} is left out: it trains from a config. Name one with --config.")
     if not sure:
-        _ask([each for each in planned.changes if each.asks])
+        _confirm([each for each in planned.changes if each.asks])
     rows = apply_plan(planned)
     _print(rows)
     for line in workers(rows):
@@ -81,21 +73,20 @@ def deploy(request: DeployRequest, *, sure: bool) -> None:
 
 
 def list_deployments() -> None:
-    """Print all deployments of flowmill's flows on the server.
-
-    Raises:
-        ConfigError: no server is named, or it does not answer.
-    """
-    from flows.deployments import every_deployment
+    """Print all deployments of flowmill's flows on the server."""
+    from flowmill.flows.deployment_list import redeploy_notes
+    from flowmill.flows.deployments import every_deployment
 
     rows = every_deployment()
     if rows:
         _print(rows)
+        for line in redeploy_notes(rows):
+            console.print(line)
     else:
         console.print("There are no deployments. Create some with: flowmill deploy --all --config CONFIG")
 
 
-def _ask(lost: Sequence[Change]) -> None:
+def _confirm(lost: Sequence[Change]) -> None:
     """Ask whether to replace a user's settings; raise if the user declines or standard input is no terminal."""
     if not lost:
         return

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from configs.gc_tuning import without_collecting
-from flows.cli.error_reporting import say
-from flows.cli.options import AsJson, Root
-from flows.cli.report import write_report
-from flows.console import console, print_json, print_table
-from flows.environment import existing_root
+from flowmill.configs.gc_tuning import without_collecting
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import AsJson, Root
+from flowmill.flows.cli.report import write_report
+from flowmill.flows.console import console, print_json, print_table
+from flowmill.flows.environment import existing_root
 
 if TYPE_CHECKING:
-    from tasks.reports.comparison import RunDifference
+    from flowmill.tasks.reports.comparison import RunDifference
 
 
 def diff_command(
@@ -29,11 +29,7 @@ def diff_command(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the settings in which two runs differ, the artifacts they share, and their evaluations.
-
-    Raises:
-        StoreError: there is no such run.
-    """
+    """Print the settings in which two runs differ, the artifacts they share, and their evaluations."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     with without_collecting():
@@ -43,47 +39,47 @@ def diff_command(
 
 
 def _diff(first: str, second: str, *, root: str, as_json: bool) -> None:
-    from tasks.reports.comparison import compare
-    from tasks.runs.opening import open_run
+    from flowmill.tasks.reports.comparison import compare
+    from flowmill.tasks.runs.opening import open_run
 
     contexts = [open_run(root, name, reads=True) for name in (first, second)]
-    found = compare(*contexts)
+    difference = compare(*contexts)
     if as_json:
         print_json(
             {
                 "runs": [first, second],
-                "settings": found.settings,
-                "contents": found.contents,
-                "shared": found.shared,
-                "own": found.own,
-                "parts_at": None if found.parts_at is None else str(found.parts_at),
-                "figures": {str(epoch): list(both) for epoch, both in found.figures.items()},
+                "settings": difference.settings,
+                "contents": difference.contents,
+                "shared": difference.shared,
+                "own": difference.own,
+                "parts_at": None if difference.parts_at is None else str(difference.parts_at),
+                "figures": {str(epoch): list(both) for epoch, both in difference.figures.items()},
             }
         )
     else:
-        _print(first, second, found)
+        _print(first, second, difference)
 
 
-def _print(first: str, second: str, found: RunDifference) -> None:
-    from tasks.metrics.evaluations import flat
+def _print(first: str, second: str, difference: RunDifference) -> None:
+    from flowmill.tasks.metrics.evaluations import flat
 
     settings = Table("setting", first, second, title="Settings", title_justify="left")
-    for key, (one, other) in found.settings.items():
+    for key, (one, other) in difference.settings.items():
         settings.add_row(key, str(one), str(other))
-    if found.settings:
+    if difference.settings:
         print_table(settings, cut=(first, second))
     else:
         console.print("Their settings are the same.")
-    for sentence in found.contents:
+    for sentence in difference.contents:
         console.print(f"{sentence[0].upper()}{sentence[1:]}")
     artifacts = Table("stage", "shared", f"only {first}", f"only {second}", title="Artifacts", title_justify="left")
-    for stage, shared in found.shared.items():
-        artifacts.add_row(stage, str(shared), *(str(count) for count in found.own[stage]))
+    for stage, shared in difference.shared.items():
+        artifacts.add_row(stage, str(shared), *(str(count) for count in difference.own[stage]))
     print_table(artifacts)
-    if found.parts_at is not None:
-        console.print(f"They part at {found.parts_at}.")
+    if difference.parts_at is not None:
+        console.print(f"They part at {difference.parts_at}.")
     figures = Table("epoch", "prompts", "reward", "figure", first, second, title="Evaluations", title_justify="left")
-    for epoch, both in found.figures.items():
+    for epoch, both in difference.figures.items():
         one, other = map(flat, both)
         for name in {**one, **other}:
             values = ("" if name not in each else f"{each[name]:.4g}" for each in (one, other))

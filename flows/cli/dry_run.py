@@ -7,17 +7,17 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from configs.gc_tuning import without_collecting
-from configs.human_units import duration
-from flows.cli.command_resolution import Asked
-from flows.console import console, print_table
+from flowmill.configs.gc_tuning import without_collecting
+from flowmill.configs.human_units import duration
+from flowmill.flows.cli.command_resolution import ResolvedRequest
+from flowmill.flows.console import console, print_table
 
 
-def dry_command(due: Sequence[Asked]) -> None:
+def dry_command(due: Sequence[ResolvedRequest]) -> None:
     """Print the forecast of a run, without creating anything or loading a model.
 
     Args:
-        due: the run, or before it those that it starts from; the work of a run is known when its start is.
+        due: the run, or before it those that it starts from; the work of a run follows from its start.
     """
     _forecast(due[0])
     for first, following in pairwise(due):
@@ -25,28 +25,28 @@ def dry_command(due: Sequence[Asked]) -> None:
         console.print(f"{name}: its work is known once '{start}', from which it starts, is done.")
 
 
-def _forecast(asked: Asked) -> None:
+def _forecast(resolved: ResolvedRequest) -> None:
     with without_collecting():
-        from tasks.checks.stage_forecast import forecast
+        from flowmill.tasks.checks.stage_forecast import forecast
 
-        made = forecast(asked.config, asked.found)
-    name = asked.config.run.name
-    title = f"{name}: {made.due} artifacts to compute"
+        estimate = forecast(resolved.config, resolved.run)
+    name = resolved.config.run.name
+    title = f"{name}: {estimate.due} artifacts to compute"
     table = Table("stage", "found", "reused", "to compute", "model rows", "time", "first reason", title=title)
     table.title_justify = "left"
-    for stage in made.stages:
+    for stage in estimate.stages:
         rows = "" if stage.rows is None else f"{stage.rows:,}"
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
         counts = (stage.fresh, stage.reused, stage.due)
         table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, stage.reason)
     table.columns[:] = [column for column in table.columns if any(column.cells)]
     print_table(table, cut=("first reason",))
-    if asked.conflicts:
+    if resolved.conflicts:
         console.print(
             f"Run '{name}' exists with other settings, so this would be refused; with --name NAME it is "
             "another run, which computes the above:",
         )
-        for line in asked.conflicts:
+        for line in resolved.conflicts:
             console.print(f"  {line}")
-    elif not made.due:
+    elif not estimate.due:
         console.print("Nothing to do: everything this config asks for is committed.")

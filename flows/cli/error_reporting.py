@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NoReturn
 
-from configs.errors import ConfigError, FlowmillError, disk_in_words
-from configs.escaping import command, quoted, visible
-from flows.cli.signals import STOPPED, terminable
-from flows.environment import wants_traceback
+from flowmill.configs.errors import ConfigError, FlowmillError, disk_in_words
+from flowmill.configs.escaping import command, quoted, visible
+from flowmill.configs.exits import StopSignal
+from flowmill.flows.cli.signals import STOPPED, terminable
+from flowmill.flows.environment import wants_traceback
 
 _LINES = "\n\t"
 _SECTIONS = "run|store|model|prompts|rollout|rewards|monitors|advantage|optimize|evaluate|export|tracking|execution"
@@ -30,17 +31,17 @@ def say(text: str, *, quiet: bool = False) -> None:
 
 def refuse_bare_settings(arguments: Sequence[str]) -> None:
     """Refuse ``section.key=value`` without ``--set``, the syntax of other programs, with a ConfigError."""
-    for before, given in pairwise(["", *arguments]):
-        if _SETTING.match(given) and not before.startswith("-"):
-            setting = given.lstrip("+")
-            raise ConfigError(f"'{given}' is a setting, and those are given with --set: --set {quoted(setting)}")
+    for before, argument in pairwise(["", *arguments]):
+        if _SETTING.match(argument) and not before.startswith("-"):
+            setting = argument.lstrip("+")
+            raise ConfigError(f"'{argument}' is a setting, and those are given with --set: --set {quoted(setting)}")
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
     """Refuse empty arguments and options with a ConfigError: an empty path would mean the working directory."""
-    for before, given in pairwise(["", *arguments]):
-        if not given or _EMPTY.fullmatch(given):
-            option = given.rstrip("=") or (before if before.startswith("-") else "")
+    for before, argument in pairwise(["", *arguments]):
+        if not argument or _EMPTY.fullmatch(argument):
+            option = argument.rstrip("=") or (before if before.startswith("-") else "")
             label = f"{option} is empty" if option else "An argument is empty"
             raise ConfigError(f"{label}: it names nothing. Omit it, or give it a value; a variable may be unset.")
 
@@ -57,13 +58,11 @@ def report_errors() -> Iterator[None]:
         text = str(error) if isinstance(error, FlowmillError) else disk_in_words(error)
         sys.stderr.write(f"flowmill: {visible(text, keep=_LINES)}\n")
         sys.exit(1)
-    except SystemExit as end:
-        if end.code in STOPPED:
-            _stopped(end)
-        raise
+    except StopSignal as end:
+        _stopped(end)
 
 
-def _stopped(end: SystemExit) -> NoReturn:
+def _stopped(end: StopSignal) -> NoReturn:
     """Print the progress of a stopped command and how to continue it, and exit."""
     arguments = sys.argv[1:]
     works = arguments[:1] in (["run"], ["stage"], ["store"])

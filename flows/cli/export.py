@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from configs.escaping import quoted
-from flows.cli.options import Root
-from flows.console import console
-from flows.environment import existing_root
+from flowmill.configs.escaping import quoted
+from flowmill.flows.cli.options import Root
+from flowmill.flows.console import console
+from flowmill.flows.environment import existing_root
 
 
 def export_command(
@@ -23,22 +23,16 @@ def export_command(
     ] = "model",
     root: Root = None,
 ) -> None:
-    """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print the location.
-
-    Raises:
-        ConfigError: the address is malformed, or the target already exists.
-        StoreError: there is no such run.
-        NotCommittedError: the epoch was not exported, or not trained.
-    """
+    """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print the location."""
     uri = existing_root(root)
-    from tasks.export.copying import copy_export
-    from tasks.runs.addresses import model_address
-    from tasks.runs.opening import open_run
+    from flowmill.tasks.export.copying import copy_export
+    from flowmill.tasks.runs.addresses import model_address
+    from flowmill.tasks.runs.opening import open_run
 
     run, epoch = model_address(model)
     context = open_run(uri, run, reads=True)
     if form == "dcp":
-        from tasks.export.checkpoint import export_checkpoint
+        from flowmill.tasks.export.checkpoint import export_checkpoint
 
         names, left_out = export_checkpoint(context, epoch, to)
         for name in left_out:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 #: Number of newest epochs whose entries are listed individually; earlier ones are summarized.
 RECENT = 3
-#: Maximum number of ranges in a list of epochs; a list with more is given as a count.
+#: Maximum number of ranges in a list of epochs; a list with more is shown as a count.
 _RANGES = 3
 
 
@@ -32,18 +32,14 @@ class EntryFilter:
 
     def recent(self, epochs: Iterable[int]) -> set[int]:
         """Return the epochs whose entries are listed individually: the newest, or all if requested."""
-        found = sorted(set(epochs), reverse=True)
+        newest = sorted(set(epochs), reverse=True)
         # A summary of a single epoch saves no line.
-        whole = self.long or self.epochs or len(found) <= RECENT + 1
-        return set(found if whole else found[:RECENT])
+        whole = self.long or self.epochs or len(newest) <= RECENT + 1
+        return set(newest if whole else newest[:RECENT])
 
-    def check_stages(self, known: Iterable[str]) -> None:
-        """Refuse names of stages without entries.
-
-        Raises:
-            ConfigError: a stage has no entries.
-        """
-        names = sorted({name for name in known if name})
+    def check_stages(self, existing: Iterable[str]) -> None:
+        """Refuse names of stages without entries."""
+        names = sorted({name for name in existing if name})
         for stage in self.stages:
             if stage not in names:
                 raise ConfigError(f"--stage '{stage}': there is no such stage here. There are {', '.join(names)}.")
@@ -59,13 +55,13 @@ def span(epochs: Collection[int]) -> str:
 
 def ranges(epochs: Collection[int]) -> str:
     """Return some epochs as text: ``0-2, 5``, or ``7 of 0-12`` if there are many gaps."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for epoch in sorted(epochs):
-        if found and found[-1][-1] == epoch - 1:
-            found[-1].append(epoch)
+        if groups and groups[-1][-1] == epoch - 1:
+            groups[-1].append(epoch)
         else:
-            found.append([epoch])
-    return ", ".join(map(span, found)) if len(found) <= _RANGES else f"{len(epochs)} of {span(epochs)}"
+            groups.append([epoch])
+    return ", ".join(map(span, groups)) if len(groups) <= _RANGES else f"{len(epochs)} of {span(epochs)}"
 
 
 def short_names(artifacts: Sequence[str], length: int = 12) -> dict[str, str]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.errors import ConfigError
-from configs.gc_tuning import collect_as_usual
-from flows.cli.error_reporting import say
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.exits import StopSignal
+from flowmill.configs.gc_tuning import collect_as_usual
+from flowmill.flows.cli.error_reporting import say
 
-#: Seconds to finish pending requests after the server is asked to stop.
+#: Seconds to finish pending requests after the server is to stop.
 _GRACE_S = 10
 
 
-def serve(app: Any, *, host: str, port: int, label: str, quiet: bool = False) -> None:
-    """Serve until stopped; print ``label`` and the address once the server answers.
-
-    Raises:
-        ConfigError: the address is taken.
-    """
+def serve(app: Any, *, host: str, port: int, label: str, path: str = "", quiet: bool = False) -> None:
+    """Serve until stopped; print ``label`` and the address, with a path, once the server answers."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -26,7 +23,7 @@ def serve(app: Any, *, host: str, port: int, label: str, quiet: bool = False) ->
             if self.started:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
-                say(f"{label} answers at http://{shown}:{port}", quiet=quiet)
+                say(f"{label} answers at http://{shown}:{port}{path}", quiet=quiet)
 
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
@@ -35,8 +32,8 @@ def serve(app: Any, *, host: str, port: int, label: str, quiet: bool = False) ->
     collect_as_usual()
     try:
         server.run()
-    except SystemExit:
-        if server.started:
+    except SystemExit as end:
+        if server.started or isinstance(end, StopSignal):
             raise
         raise ConfigError(
             f"nothing can listen on {host}:{port}, which may be taken. Choose another with --port."

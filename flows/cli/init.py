@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from configs.escaping import command, quoted
-from configs.presets import copy_preset
-from flows.cli.error_reporting import say
+from flowmill.configs.escaping import command, quoted
+from flowmill.configs.presets import copy_preset
+from flowmill.flows.cli.error_reporting import say
 
 
 def init_command(

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.presets import preset_gpu, preset_line, presets
-from configs.suggestions import did_you_mean
-from flows.cli.options import AsJson, Long
-from flows.console import console, print_json, print_table
-from tasks.inputs.policy_kind import kind_name
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.escaping import command
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import preset_files, preset_gpu, preset_line, preset_text, presets
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import AsJson, Long
+from flowmill.flows.console import console, print_json, print_table
+from flowmill.tasks.inputs.policy_kind import kind_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,9 @@ class _Preset:
 
 
 def presets_command(
+    name: Annotated[
+        str | None, typer.Argument(help="Print the YAML of this preset; all presets when absent.", metavar="[PRESET]")
+    ] = None,
     *,
     kind: Annotated[
         str | None,
@@ -44,16 +49,15 @@ def presets_command(
     long: Long = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print each preset on a line: name, model, algorithm and memory.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
+    """Print each preset on a line: name, model, algorithm and memory; or print one preset."""
+    if name is not None:
+        _show(name, as_json=as_json)
+        return
     every = [_preset(name) for name in presets()]
     kinds = {preset.kind: None for preset in every}
     if kind is not None and kind not in kinds:
         raise ConfigError(f"--kind '{kind}': there is no such kind. {did_you_mean(kind, kinds)}")
-    found = [
+    matches = [
         preset
         for preset in every
         if kind in (None, preset.kind)
@@ -61,17 +65,27 @@ def presets_command(
         and (memory is None or _gigabytes(preset.memory) <= memory)
     ]
     if as_json:
-        print_json([asdict(preset) for preset in found])
+        print_json([asdict(preset) for preset in matches])
         return
-    if not found:
+    if not matches:
         console.print("No preset matches. 'flowmill presets' lists all.")
         return
     columns = ("preset", "model", "algorithm", "memory", *(("kind", "family", "description") if long else ()))
     table = Table(*columns, box=None, pad_edge=False)
-    for preset in found:
-        cells = asdict(preset) if long else {**asdict(preset), "model": preset.model.rpartition("/")[2]}
+    for each in matches:
+        cells = asdict(each) if long else {**asdict(each), "model": each.model.rpartition("/")[2]}
         table.add_row(*(cells[column] for column in columns))
     print_table(table, cut=("model",), complete=long)
+
+
+def _show(name: str, *, as_json: bool) -> None:
+    text = preset_text(preset_files(name)[0].removesuffix(".yaml"))
+    if as_json:
+        print_json({**asdict(_preset(name)), "text": text})
+        return
+    for line in text.splitlines():
+        say(line)
+    say(f"run it: {command('flowmill', 'run', name)}; copy it: {command('flowmill', 'init', name)}")
 
 
 def _preset(name: str) -> _Preset:

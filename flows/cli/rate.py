@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.table import Table
 
-from flows.cli.error_reporting import say
-from flows.cli.http_server import serve
-from flows.cli.options import AsJson, Root
-from flows.console import console, print_json, print_table
-from flows.environment import existing_root
-from tasks.ratings.request import TOKEN, RateRequest
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.http_server import serve
+from flowmill.flows.cli.options import AsJson, Root
+from flowmill.flows.console import console, print_json, print_table
+from flowmill.flows.environment import existing_root
+from flowmill.tasks.ratings.request import TOKEN, RateRequest
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
+    from flowmill.tasks.runs.context import RunContext
 
 
 def rate_command(
@@ -26,25 +27,19 @@ def rate_command(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the page until stopped, and make the answers an artifact then; with --report print their figures.
-
-    Raises:
-        StoreError: there is no such run, or nothing to compare.
-        NotCommittedError: samples have not been made yet.
-        ConfigError: other machines could use the page without a token, or the address is taken.
-    """
-    from tasks.runs.opening import open_run
+    """Serve the page until stopped, and make the answers an artifact then; with --report print their figures."""
+    from flowmill.tasks.runs.opening import open_run
 
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     context = open_run(uri, request.run, reads=True)
     if report:
-        from tasks.ratings.figures import rating_report
+        from flowmill.tasks.ratings.figures import rating_report
 
-        found = rating_report(context)
+        figures = rating_report(context)
         if as_json:
-            print_json({"run": request.run, **found})
-        for title, rows in () if as_json else found.items():
+            print_json({"run": request.run, **figures})
+        for title, rows in () if as_json else figures.items():
             _print(title.capitalize(), rows)
         return
     against = None if request.against is None else open_run(uri, request.against, reads=True)
@@ -52,16 +47,17 @@ def rate_command(
 
 
 def _serve(request: RateRequest, context: RunContext, against: RunContext | None) -> None:
-    from tasks.execution.guard import OwnPagesOnly, access_token
-    from tasks.ratings.answers import answers_of, commit_preferences
-    from tasks.ratings.app import make_app
-    from tasks.ratings.pairs import sources_of
+    from flowmill.tasks.execution.guard import OwnPagesOnly, access_token
+    from flowmill.tasks.ratings.answers import answers_of, commit_preferences
+    from flowmill.tasks.ratings.app import make_app
+    from flowmill.tasks.ratings.pairs import sources_of
 
     token = access_token(request.host, TOKEN, where="give it to raters")
     sources = sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
     app = make_app(context.run, sources, request, token)
+    path = "" if request.rater is None else f"/?rater={quote(request.rater)}"
     try:
-        serve(app if token else OwnPagesOnly(app), host=request.host, port=request.port, label="the page")
+        serve(app if token else OwnPagesOnly(app), host=request.host, port=request.port, label="the page", path=path)
     finally:
         if any(answer.preferred is not None for answer in answers_of(context.run).values()):
             console.print(f"answers: {commit_preferences(context.run)}")

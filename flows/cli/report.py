@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.errors import StoreError
-from configs.escaping import quoted
-from flows.cli.error_reporting import say
-from flows.cli.options import Root
-from flows.console import console
-from flows.environment import existing_root
+from flowmill.configs.escaping import quoted
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import Root
+from flowmill.flows.console import console
+from flowmill.flows.environment import existing_root
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
+    from flowmill.tasks.runs.context import RunContext
 
 
 def report_command(
@@ -29,17 +28,12 @@ def report_command(
     track: Annotated[bool, typer.Option("--track", help="Also log the file to the MLflow run of each.")] = False,
     root: Root = None,
 ) -> None:
-    """Write the report of one run, or a comparison of several, and print its location.
-
-    Raises:
-        StoreError: there is no such run, or the file cannot be written.
-        TrackingError: the tracker cannot be used.
-    """
+    """Write the report of one run, or a comparison of several, and print its location."""
     uri = existing_root(root)
     say(f"reading {uri}")
     contexts, html = write_report(names, root=uri, out=out, price=price)
     if track:
-        from tasks.tracking.reports import log_report
+        from flowmill.tasks.tracking.reports import log_report
 
         for context in contexts:
             console.print(f"logged to {log_report(context, html)}")
@@ -48,29 +42,16 @@ def report_command(
 def write_report(
     names: Sequence[str], *, root: str, out: Path | None, price: float | None = None
 ) -> tuple[list[RunContext], str]:
-    """Write the report of one run, or a comparison of several, print its location, and return the runs and the text.
-
-    Raises:
-        StoreError: there is no such run, or the file cannot be written.
-    """
-    from tasks.reports.report import run_report
-    from tasks.runs.opening import open_run
+    """Write the report of one run, or a comparison of several, print its location, and return the runs and the text."""
+    from flowmill.tasks.reports.report import run_report, save_report
+    from flowmill.tasks.runs.opening import open_run
 
     contexts = [open_run(root, name, reads=True) for name in names]
     html = run_report(*contexts, price=price)
-    save_report(html, out or Path(f"{'-'.join(names)}-report.html"))
+    say_report(save_report(html, out or Path(f"{'-'.join(names)}-report.html")))
     return contexts, html
 
 
-def save_report(html: str, file: Path) -> None:
-    """Write a report and print its location.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(html)
-    except OSError as error:
-        raise StoreError(f"The report cannot be written to '{file}' ({error.strerror}). Name another file.") from None
+def say_report(file: Path) -> None:
+    """Print the location of a report."""
     console.print(f"report: {quoted(file)}")

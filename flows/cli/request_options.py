@@ -11,7 +11,8 @@ import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from configs.command_options import CommandLine, command_line, refusal
+from flowmill.configs.command_options import CommandLine, command_line, refusal
+from flowmill.configs.exits import without_exits
 
 _LIMITS = (("min", "ge"), ("max", "le"))
 
@@ -19,27 +20,29 @@ _LIMITS = (("min", "ge"), ("max", "le"))
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function of a command with an option for every field of its ``request``, if it takes one.
 
-    Type, default, limits and help of an option are those of the field; see ``configs.command_options`` for its name.
+    Code of the user's that it calls cannot end the process without a message.
+
+    Type, default, limits and help of an option are those of the field; see ``flowmill.configs.command_options`` for
+    its name.
 
     Args:
         function: its parameters are options, but for ``request``, a pydantic model.
     """
     hints = get_type_hints(function, include_extras=True)
-    if "request" not in hints:
-        return function
-    request: Any = hints["request"]
-    lines = {name: command_line(name, field) for name, field in request.model_fields.items()}
+    request: Any = hints.get("request")
+    lines = {name: command_line(name, field) for name, field in request.model_fields.items()} if request else {}
     fields = {name: _parameter(name, request.model_fields[name], line) for name, line in lines.items() if line.name}
 
-    def called(**given: Any) -> None:
-        """Call the function with the request; options that are not given have the defaults of its fields."""
-        values = {name: value for name in fields if (value := given.pop(name)) is not None}
+    def called(**options: Any) -> None:
+        """Call the function with the request; absent options have the defaults of its fields."""
+        values = {name: value for name in fields if (value := options.pop(name)) is not None}
         try:
-            asked = request(**values)
+            arguments = {"request": request(**values)} if request else {}
         except ValidationError as error:
             name, reason = refusal(error)
             raise typer.BadParameter(reason, param_hint=f"'{lines[name].name}'") from None
-        function(request=asked, **given)
+        with without_exits("This command"):
+            function(**arguments, **options)
 
     parameters: list[Parameter] = []
     for each in signature(function).parameters.values():

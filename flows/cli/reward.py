@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from configs.escaping import quoted, visible
-from flows.cli.error_reporting import say
-from flows.cli.options import AsJson, Overrides, Root
+from flowmill.configs.escaping import quoted, visible
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import AsJson, Overrides, Root
 
 reward_app = typer.Typer(help="Fit rewards of your own.", no_args_is_help=True)
 
@@ -27,29 +27,40 @@ def fit(
 ) -> None:
     """Fit a reward on preferences or ratings, commit it to the store, and print its figures on held-out judgments."""
     say(f"reading {config}", quiet=as_json)
-    from configs.reward_fit import load_fit
-    from flows.environment import as_overrides, prepare_environment
+    from flowmill.configs.reward_fit import load_fit
+    from flowmill.flows.environment import as_overrides, prepare_environment
 
     loaded = load_fit(config, [*(overrides or ()), *as_overrides(root, None)])
     prepare_environment()
-    from flows.console import console, print_json
-    from tasks.fitting.figures import accuracy_text
-    from tasks.fitting.fit import copy_model, fit_reward
+    from flowmill.flows.console import console, print_json
+    from flowmill.tasks.fitting.figures import accuracy_text
+    from flowmill.tasks.fitting.fit import copy_model, fit_reward
 
-    made = fit_reward(loaded)
+    fitted = fit_reward(loaded)
     if to is not None:
-        copy_model(made, to)
-    folder = made.folder if to is None else to.absolute()
+        copy_model(fitted, to)
+    folder = fitted.folder if to is None else to.absolute()
     if as_json:
-        print_json({"artifact": str(made.ref), "fit": made.named, "folder": str(folder), "new": made.new, **made.about})
+        print_json(
+            {
+                "artifact": str(fitted.ref),
+                "fit": fitted.named,
+                "folder": str(folder),
+                "new": fitted.new,
+                **fitted.summary,
+            }
+        )
         return
-    kept = "" if made.new else ", committed before"
-    console.print(f"{made.named}, {made.ref}{kept}: {accuracy_text(made.about)}")
+    state = "" if fitted.new else ", committed before"
+    console.print(f"{fitted.named}, {fitted.ref}{state}: {accuracy_text(fitted.summary)}")
     console.print(f"its card: {quoted(folder / 'README.md')}")
-    if made.may_be_chance:
-        console.print("note: this may be chance, so runs refuse it without the option 'unproven: true'. Judge more.")
+    if fitted.may_be_chance:
+        console.print(
+            "note: this may be chance, so runs refuse it without the option 'unproven: true'. "
+            "Judge samples of more prompts, several of each."
+        )
     place = {"run": loaded.name} if to is None else {"path": str(folder)}
-    options = {**place, **({"media": "latents"} if made.about["data"]["judged"] == "latents" else {})}
+    options = {**place, **({"media": "latents"} if fitted.summary["data"]["judged"] == "latents" else {})}
     console.print(
         f"rewards: {visible(json.dumps([{'name': 'fitted', 'options': options}]))}", markup=False, soft_wrap=True
     )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import ConfigError
-from configs.gc_tuning import collect_as_usual, starting
-from flows.cli.error_reporting import say
-from flows.cli.options import Quiet
-from flows.cli.signals import terminable
-from flows.requests import PipelineRequest, Request
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.exits import StopSignal
+from flowmill.configs.gc_tuning import collect_as_usual, starting
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import Quiet
+from flowmill.flows.cli.signals import terminable
+from flowmill.flows.requests import PipelineRequest, Request
 
 if TYPE_CHECKING:
-    from flows.cli.command_resolution import Asked
-    from flows.server import LocalApi
-    from tasks.runs.context import RunContext
+    from flowmill.flows.cli.command_resolution import ResolvedRequest
+    from flowmill.flows.server import LocalApi
+    from flowmill.tasks.runs.context import RunContext
 
 
 def run_command(
@@ -29,87 +29,82 @@ def run_command(
     dry: Annotated[bool, typer.Option("--dry", help="List the work to compute, the reasons, and the cost.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Start or continue a run and print its results, or with ``dry`` list the work to compute.
-
-    Raises:
-        ConfigError: something in the config or the request cannot work.
-        RunConflictError: a run of this name exists with other settings, or another process executes it.
-    """
+    """Start or continue a run and print its results, or with ``dry`` list the work to compute."""
     say(f"reading {request.config}", quiet=quiet)
-    from flows.chained import chained
-    from flows.cli.command_resolution import understood
-    from flows.environment import chosen_root
+    from flowmill.flows.chained import chained
+    from flowmill.flows.cli.command_resolution import understood
+    from flowmill.flows.environment import chosen_root
 
     if request.rewind and request.advance is not None:
         raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
     request = request.model_copy(update={"root": chosen_root(request.root)})
     with contextlib.ExitStack() as claim:
-        asked = [understood(each, claim=None if dry else claim) for each in chained(request)]
-        for each in asked:
+        resolved = [understood(each, claim=None if dry else claim) for each in chained(request)]
+        for each in resolved:
             say(each.note or "", quiet=quiet or each.note is None)
         if dry:
-            from flows.cli.dry_run import dry_command
+            from flowmill.flows.cli.dry_run import dry_command
 
-            dry_command(asked)
+            dry_command(resolved)
             return
-        due = [each for each in asked if not _finished(each, quiet=quiet)]
+        due = [each for each in resolved if not _finished(each, quiet=quiet)]
         if due:
-            from storage.artifacts.commit import ArtifactStore
-            from tasks.runs.locks import holding
+            from flowmill.storage.artifacts.commit import ArtifactStore
+            from flowmill.tasks.runs.locks import holding
 
             for each in due:
                 claim.enter_context(holding(ArtifactStore(each.config.store), str(each.config.run.name)))
             say(f"{', then '.join(str(each.config.run.name) for each in due)}: loading torch and Prefect", quiet=quiet)
-            from flows.server import local_api
+            from flowmill.flows.server import local_api
 
             with local_api() as api:
                 _train(due, api, quiet=quiet)
 
 
-def _finished(asked: Asked, *, quiet: bool) -> bool:
+def _finished(resolved: ResolvedRequest, *, quiet: bool) -> bool:
     """Return whether the run has nothing left to compute; its results are printed then."""
-    from tasks.runs.opening import finished_result, note_moves, refuse_other_settings
+    from flowmill.tasks.runs.opening import finished_result, note_moves, refuse_other_settings
 
-    config, found = asked.config, asked.found
-    refuse_other_settings(config, asked.conflicts)
-    result = None if found is None else finished_result(found)
-    if found is not None and result is not None:
-        from flows.cli.summary import print_summary
+    config, run = resolved.config, resolved.run
+    refuse_other_settings(config, resolved.conflicts)
+    result = None if run is None else finished_result(run)
+    if run is not None and result is not None:
+        from flowmill.flows.cli.summary import print_summary
 
-        note_moves(found)
-        print_summary(found, result, quiet=quiet)
+        note_moves(run)
+        print_summary(run, result, quiet=quiet)
     return result is not None
 
 
-def _train(due: Sequence[Asked], api: LocalApi | None, *, quiet: bool) -> None:
+def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
-        from tasks.checks.check import check_config
-        from tasks.checks.try_rewards import try_rewards
+        from flowmill.tasks.checks.check import check_config
+        from flowmill.tasks.checks.try_rewards import try_rewards
 
-        # The first run comes last, and keeps its rewards; those of later runs are made again at their turn.
+        # The first run comes last, and keeps its rewards; those of later runs are created again at their turn.
         for each in reversed(due):
             check_config(each.config, rewards=False)
             rewards = try_rewards(each.config)
-        from flows import process_state
-        from flows.cli.summary import print_summary
-        from flows.pipeline import pipeline
-        from flows.progress import display
-        from tasks.metrics.describe import describe_result
-        from tasks.runs.epoch_count import remember_length
+        from flowmill.flows import process_state
+        from flowmill.flows.cli.summary import print_summary
+        from flowmill.flows.pipeline import pipeline
+        from flowmill.flows.progress import display
+        from flowmill.tasks.metrics.describe import describe_result
+        from flowmill.tasks.runs.epoch_count import remember_length
 
-    for asked in due:
-        with display(quiet=quiet, epochs=asked.config.run.epochs) as shown:
+    for resolved in due:
+        with display(quiet=quiet, epochs=resolved.config.run.epochs) as shown:
             process_state.use_reporter(shown)
-            context = process_state.begin(asked.config)
-            if asked.request.advance is not None:
-                remember_length(context.run, asked.config.run.epochs)
+            context = process_state.begin(resolved.config)
+            if resolved.request.advance is not None:
+                remember_length(context.run, resolved.config.run.epochs, advance=resolved.request.advance)
             with process_state.opened(context) as execution, _progress_noted(context):
-                if asked is due[0]:
+                if resolved is due[0]:
                     # From here on they are the fits that the run's fingerprints name.
                     rewards.locate = execution.host.rewards.locate
                     execution.host.rewards = rewards
                 # The overrides already contain the number of epochs.
-                run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
+                run_flow(pipeline, api, resolved.request.model_copy(update={"advance": None}))
         print_summary(context, describe_result(context), quiet=quiet)
 
 
@@ -118,7 +113,7 @@ def _progress_noted(context: RunContext) -> Iterator[None]:
     """Add the run's progress to the exit of a signal."""
     try:
         yield
-    except SystemExit as stop:
+    except StopSignal as stop:
         done = max((entry.epoch for entry in context.run.entries() if entry.stage == "optimize"), default=0)
         stop.add_note(
             f"Run '{context.run.name}' in '{context.store.root.uri}' has {done} of {context.config.run.epochs} "
@@ -133,9 +128,9 @@ def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
     Raises:
         FlowmillError: the flow failed.
         CancelledError: the flow was cancelled.
-        SystemExit: a signal stopped it.
+        StopSignal: a signal stopped it.
     """
-    from flows.run_in_process import on_server, outcome
+    from flowmill.flows.run_in_process import on_server, outcome
 
     collect_as_usual()
     with on_server(api), terminable():
@@ -143,4 +138,4 @@ def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
             return outcome(flow(request, return_state=True))
         except KeyboardInterrupt:
             # A library restored Python's default handler.
-            sys.exit(128 + signal.SIGINT)
+            raise StopSignal(128 + signal.SIGINT) from None

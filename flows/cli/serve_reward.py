@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from flows.cli.error_reporting import say
-from flows.cli.http_server import serve
-from flows.cli.options import Quiet
-from tasks.execution.serve_reward import ServeRequest, reward_app
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.http_server import serve
+from flowmill.flows.cli.options import Quiet
+from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 
 
 def serve_reward_command(request: ServeRequest, *, quiet: Quiet = False) -> None:
-    """Serve a reward until stopped; print the address once it answers.
-
-    Raises:
-        ConfigError: the reward cannot be built, it would be public without a token, or the address is taken.
-    """
+    """Serve a reward until stopped; print the address once it answers."""
     say(f"loading reward '{request.name}'", quiet=quiet)
     app = reward_app(request)
     serve(app, host=request.host, port=request.port, label=f"reward '{request.name}'", quiet=quiet)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from flowmill.configs.exits import StopSignal
+
 #: Exit codes of the signals that stop a command in an orderly way, and their names.
 STOPPED = {128 + signal.SIGINT: "Ctrl-C", 128 + signal.SIGTERM: "SIGTERM"}
 #: Maximum delay of a signal by an import: libraries take seconds, a user's module may take forever.
@@ -24,7 +26,7 @@ _due: dict[int, threading.Timer] = {}
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into SystemExit, whose notes carry messages for the user.
+    """Turn Ctrl-C and SIGTERM into StopSignal, whose notes carry messages for the user.
 
     KeyboardInterrupt is unsuitable for Ctrl-C: click turns it into an abort, and once it has passed through ``exec`` of
     a string, as in the creation of a dataclass, the interpreter exits as if it were uncaught.
@@ -37,7 +39,7 @@ def terminable() -> Iterator[None]:
         yield
         # A signal deferred until the end has no work left to interrupt, but still determines the exit code.
         for number in sorted(_due):
-            sys.exit(128 + number)
+            raise StopSignal(128 + number)
     finally:
         for again in _due.values():
             again.cancel()
@@ -55,7 +57,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         return
     del _waiting[number]
     _due.pop(number, None)
-    sys.exit(128 + number)
+    raise StopSignal(128 + number)
 
 
 def _not_lost(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
@@ -63,7 +65,7 @@ def _not_lost(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
 
     def look(unraisable: Any) -> None:
         end = unraisable.exc_value
-        if isinstance(end, SystemExit) and end.code in STOPPED:
+        if isinstance(end, StopSignal):
             _send_again(int(end.code or 0) - 128)
         else:
             hook(unraisable)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.errors import ConfigError
-from flows.cli.error_reporting import say
-from flows.cli.options import Quiet
-from flows.cli.run import run_flow
-from flows.console import console
-from flows.environment import existing_root
-from flows.requests import ContinueRequest, StageRequest
+from flowmill.configs.errors import ConfigError
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import Quiet
+from flowmill.flows.cli.run import run_flow
+from flowmill.flows.console import console
+from flowmill.flows.environment import existing_root
+from flowmill.flows.requests import ContinueRequest, StageRequest
 
 if TYPE_CHECKING:
-    from storage.artifacts.commit import ArtifactStore
-    from storage.layout import ArtifactRef
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.storage.layout import ArtifactRef
 
 
 def stage_command(
@@ -30,23 +30,18 @@ def stage_command(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one stage of an existing run; print its artifacts and the stages that become due.
-
-    Raises:
-        ConfigError: there is no such stage, or the request contradicts itself.
-        StoreError: there is no such run.
-    """
+    """Run one stage of an existing run; print its artifacts and the stages that become due."""
     uri = existing_root(request.root if "root" in request.model_fields_set else None)
     say(f"{name} of run '{request.run}': loading", quiet=quiet)
-    from tasks.specs.stages import stage_spec
+    from flowmill.tasks.specs.stages import stage_spec
 
     stage_spec(name)
     _run(name, request.model_copy(update={"root": uri}), downstream=downstream, quiet=quiet)
 
 
 def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: bool) -> None:
-    from storage.artifacts.commit import ArtifactStore
-    from tasks.runs.locks import refuse_while_executing
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.tasks.runs.locks import refuse_while_executing
 
     if downstream and request.overrides:
         raise ConfigError(
@@ -56,29 +51,29 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
     store = ArtifactStore(request.root)
     # Before heavy imports; a scheduled flow waits instead.
     refuse_while_executing(store, request.run)
-    from flows.progress import display
-    from flows.server import local_api
-    from tasks.checks.names import check_names
-    from tasks.runs.extension import chosen_epoch
-    from tasks.runs.opening import open_run
+    from flowmill.flows.progress import display
+    from flowmill.flows.server import local_api
+    from flowmill.tasks.checks.names import check_names
+    from flowmill.tasks.runs.extension import chosen_epoch
+    from flowmill.tasks.runs.opening import open_run
 
     settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
     # One stage may need none of the files that the run's options name.
     check_names(settings.config, overrides=request.overrides, later=True)
     epoch = chosen_epoch(settings, name, request.epoch)
     with local_api() as api, display(quiet=quiet, epochs=1) as shown:
-        from flows import process_state
-        from flows.stages import FLOWS
+        from flowmill.flows import process_state
+        from flowmill.flows.stages import FLOWS
 
         process_state.use_reporter(shown)
-        for made in run_flow(FLOWS[name], api, request):
-            console.print(str(made))
+        for result in run_flow(FLOWS[name], api, request):
+            console.print(str(result))
         separate = bool(request.overrides or request.evaluation)
         due = [] if separate else _due(store, request.run, epoch, name)
         if not quiet:
             _print_due(due, separate=separate, downstream=downstream)
         if due and downstream:
-            from flows.pipeline import bring_up_to_date
+            from flowmill.flows.pipeline import bring_up_to_date
 
             run_flow(
                 bring_up_to_date,
@@ -90,13 +85,13 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
 
 def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
     """Return the stages of the run that depend on a stage and are not fresh."""
-    from tasks.runs.opening import open_run
-    from tasks.runs.staleness import due
+    from flowmill.tasks.runs.opening import open_run
+    from flowmill.tasks.runs.staleness import due
 
     chain = open_run(store.root.uri, run, reads=True).chain
-    made = [node for node in chain.nodes() if node[:2] == (epoch, stage)]
-    found = [f"{standing.node} ({standing.state.value})" for node in made for standing in due(chain, node)]
-    return list(dict.fromkeys(found))
+    nodes = [node for node in chain.nodes() if node[:2] == (epoch, stage)]
+    lines = [f"{status.node} ({status.state.value})" for node in nodes for status in due(chain, node)]
+    return list(dict.fromkeys(lines))
 
 
 def _print_due(due: Sequence[str], *, separate: bool, downstream: bool) -> None:
@@ -113,16 +108,16 @@ def _print_due(due: Sequence[str], *, separate: bool, downstream: bool) -> None:
 def regenerate(
     store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]], *, trust_store: bool = False
 ) -> None:
-    """Rerun the stages that made damaged artifacts, in the order of their runs.
+    """Rerun the stages of damaged artifacts, in the order of their runs.
 
     Args:
         store: the store.
         damaged: artifact -> runs that name it.
         trust_store: run code and commands that only the store names.
     """
-    from flows.server import local_api
-    from storage.maintenance.quarantine import leave_trace
-    from tasks.runs.repairs import makers
+    from flowmill.flows.server import local_api
+    from flowmill.storage.maintenance.quarantine import leave_trace
+    from flowmill.tasks.runs.repairs import makers
 
     for ref, runs in damaged.items():
         if not runs:

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.errors import ConfigError, FlowmillError
-from configs.gc_tuning import without_collecting
-from flows.cli.error_reporting import say
-from flows.cli.filters import EntryFilter
-from flows.cli.options import AsJson, Epochs, Long, Root, Stages
-from flows.cli.status_tables import counts, print_run, print_runs
-from flows.console import console, print_json
-from flows.environment import existing_root
+from flowmill.configs.errors import ConfigError, FlowmillError
+from flowmill.configs.gc_tuning import without_collecting
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.filters import EntryFilter
+from flowmill.flows.cli.options import AsJson, Epochs, Long, Root, Stages
+from flowmill.flows.cli.status_tables import counts, print_run, print_runs
+from flowmill.flows.console import console, print_json
+from flowmill.flows.environment import existing_root
 
 
 def status_command(
@@ -30,11 +30,7 @@ def status_command(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print all runs, or one.
-
-    Raises:
-        ConfigError: ``why`` names no stage of the run, or an option needs a run.
-    """
+    """Print all runs, or one."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     listed = EntryFilter(stages=stage or (), epochs=epoch or (), long=long)
@@ -50,10 +46,10 @@ def status_command(
 
 
 def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, as_json: bool) -> None:
-    from storage.artifacts.commit import ArtifactStore
-    from storage.artifacts.lineage import list_runs
-    from tasks.metrics.describe import describe_run
-    from tasks.runs.opening import open_run
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.storage.artifacts.lineage import list_runs
+    from flowmill.tasks.metrics.describe import describe_run
+    from flowmill.tasks.runs.opening import open_run
 
     store = ArtifactStore(uri)
 
@@ -93,7 +89,7 @@ def _of_filter(run: dict[str, Any], listed: EntryFilter) -> dict[str, Any]:
         }
     if "evaluations" in run:
         judged = run["evaluations"].items()
-        entries["evaluations"] = {epoch: made for epoch, made in judged if listed.takes("judge", [int(epoch)])}
+        entries["evaluations"] = {epoch: splits for epoch, splits in judged if listed.takes("judge", [int(epoch)])}
         entries["named_evaluations"] = [
             each for each in run["named_evaluations"] if listed.takes("judge", [each["epoch"]])
         ]
@@ -106,13 +102,13 @@ def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[s
         return described(name)
     except FlowmillError as error:
         state = f"cannot be read: {str(error).partition(chr(10))[0]}"
-        return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": [], "benchmark": None}
+        return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": []}
 
 
 def _explain(root: str, name: str, why: str) -> None:
-    from tasks.runs.opening import open_run
-    from tasks.runs.staleness import explain
-    from tasks.specs.graph import Node
+    from flowmill.tasks.runs.opening import open_run
+    from flowmill.tasks.runs.staleness import explain
+    from flowmill.tasks.specs.graph import Node
 
     stage, _, place = why.partition("@")
     epoch = place or "0"

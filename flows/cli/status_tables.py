@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from configs.escaping import command
-from flows.cli.filters import EntryFilter, ranges, span
-from flows.console import console, print_table
+from flowmill.configs.escaping import command
+from flowmill.flows.cli.filters import EntryFilter, ranges, span
+from flowmill.flows.console import console, print_table
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
 _WORST = ("stale", "missing", "fresh")
@@ -25,9 +25,7 @@ def print_runs(uri: str, runs: Sequence[Mapping[str, Any]], *, complete: bool) -
         return
     table = Table("run", "epochs", "state", "last evaluation")
     for run in runs:
-        if run["benchmark"] is not None:
-            cells = ["", "benchmark", run["benchmark"]]
-        elif run["epochs"] is None:
+        if run["epochs"] is None:
             cells = ["", run["state"], ""]
         else:
             stale = counts(run["stages"]).get("stale")
@@ -38,7 +36,7 @@ def print_runs(uri: str, runs: Sequence[Mapping[str, Any]], *, complete: bool) -
 
 
 def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
-    """Print one run, as ``tasks.metrics.describe.describe_run`` describes it."""
+    """Print one run, as ``flowmill.tasks.metrics.describe.describe_run`` describes it."""
     stale = counts(run["stages"]).get("stale")
     console.print(
         f"run {run['run']} in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs, {run['state']}",
@@ -58,13 +56,11 @@ def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
     if run["data"] is not None:
         rows, samples, refused = (run["data"][name] for name in ("rows", "samples", "refused"))
         console.print(f"data: {samples} samples of {rows} rows, {refused} rows left out")
-    for branch in run["branches"]:
-        console.print(f"branch: {branch}")
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     _print_evaluations(run, listed)
     if run["speed"]:
-        from tasks.metrics.speed import in_words
+        from flowmill.tasks.metrics.speed import in_words
 
         for stage, speed in run["speed"]["stages"].items():
             console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}")
@@ -72,11 +68,13 @@ def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
     _print_artifacts(run["artifacts"], listed)
 
 
-def _print_artifacts(made: Sequence[Mapping[str, Any]], listed: EntryFilter) -> None:
+def _print_artifacts(artifacts: Sequence[Mapping[str, Any]], listed: EntryFilter) -> None:
     """Print the artifacts of the last epoch, or all requested ones, the newest first."""
-    last = max((each["epoch"] for each in made), default=0)
-    shown = [each for each in made if listed.long or listed.epochs or listed.stages or each["epoch"] == last]
-    left_out = f" (--long lists {len(made) - len(shown)} more, of other epochs)" if len(made) > len(shown) else ""
+    last = max((each["epoch"] for each in artifacts), default=0)
+    shown = [each for each in artifacts if listed.long or listed.epochs or listed.stages or each["epoch"] == last]
+    left_out = (
+        f" (--long lists {len(artifacts) - len(shown)} more, of other epochs)" if len(artifacts) > len(shown) else ""
+    )
     table = Table("epoch", "stage", "slot", "artifact", title=f"Artifacts{left_out}", title_justify="left")
     for each in sorted(shown, key=lambda each: -int(each["epoch"])):
         table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
@@ -90,11 +88,11 @@ def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
     for stage in stages:
         of_epoch = states.setdefault(stage["stage"], {})
         of_epoch[stage["epoch"]] = min(of_epoch.get(stage["epoch"], "fresh"), stage["state"], key=_WORST.index)
-    found = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
-    table = Table("stage", *(f"{state} epochs" for state in found), title="Stages", title_justify="left")
+    present = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
+    table = Table("stage", *(f"{state} epochs" for state in present), title="Stages", title_justify="left")
     for name, of_epoch in states.items():
-        epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in found}
-        table.add_row(name, *(Text(ranges(epochs[state]), _STYLES[state]) for state in found))
+        epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in present}
+        table.add_row(name, *(Text(ranges(epochs[state]), _STYLES[state]) for state in present))
     print_table(table)
 
 
@@ -109,12 +107,12 @@ def _print_evaluations(run: Mapping[str, Any], listed: EntryFilter) -> None:
     table = Table(
         "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
     )
-    found = {int(epoch): {**splits, **_losses(run, epoch)} for epoch, splits in run["evaluations"].items()}
-    recent = listed.recent(found)
+    evaluations = {int(epoch): {**splits, **_losses(run, epoch)} for epoch, splits in run["evaluations"].items()}
+    recent = listed.recent(evaluations)
     for epoch in sorted(recent, reverse=True):
-        _add_scores(table, str(epoch), "", [found[epoch]])
-    earlier = sorted(set(found) - recent)
-    _add_scores(table, span(earlier), "", [found[epoch] for epoch in earlier])
+        _add_scores(table, str(epoch), "", [evaluations[epoch]])
+    earlier = sorted(set(evaluations) - recent)
+    _add_scores(table, span(earlier), "", [evaluations[epoch] for epoch in earlier])
     for named in sorted(run["named_evaluations"], key=lambda named: -int(named["epoch"])):
         _add_scores(table, str(named["epoch"]), named["name"], [named["figures"]])
     if table.row_count:
@@ -127,10 +125,10 @@ def _losses(run: Mapping[str, Any], epoch: str) -> dict[str, dict[str, dict[str,
     return {"held-out rows": figures} if figures else {}
 
 
-def _add_scores(table: Table, epochs: str, name: str, found: Sequence[Mapping[str, Any]]) -> None:
+def _add_scores(table: Table, epochs: str, name: str, evaluations: Sequence[Mapping[str, Any]]) -> None:
     """Add a row per score with its first and its last value over evaluations in the order of their epochs."""
     over: dict[tuple[str, str], list[Mapping[str, float]]] = {}
-    for splits in found:
+    for splits in evaluations:
         for split, rewards in splits.items():
             for slot, values in rewards.items():
                 over.setdefault((split, slot), []).append(values)
@@ -140,17 +138,17 @@ def _add_scores(table: Table, epochs: str, name: str, found: Sequence[Mapping[st
 
 def change(values: Sequence[Mapping[str, float]], figure: str) -> str:
     """Return the first and the last value of a figure in text; empty without any."""
-    found = [f"{each[figure]:.3f}" for each in values if figure in each]
-    return " -> ".join(found if len(found) < 2 else (found[0], found[-1]))
+    numbers = [f"{each[figure]:.3f}" for each in values if figure in each]
+    return " -> ".join(numbers if len(numbers) < 2 else (numbers[0], numbers[-1]))
 
 
 def _print_side_results(run: Mapping[str, Any], listed: EntryFilter) -> None:
     if not run["side_results"]:
         return
     table = Table("epoch", "stage", "slot", "mean", "artifact", "reason", title="Side results")
-    for made in sorted(run["side_results"], key=lambda made: -int(made["epoch"])):
-        mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
-        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
+    for side in sorted(run["side_results"], key=lambda side: -int(side["epoch"])):
+        mean = f"{side['figures']['mean']:.3f}" if "mean" in side["figures"] else ""
+        table.add_row(str(side["epoch"]), side["stage"], side["slot"], mean, side["artifact"], side["label"])
     print_table(table, cut=("reason",), complete=listed.long)
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.escaping import quoted, visible
-from flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
-from flows.environment import existing_root
+from flowmill.configs.escaping import quoted, visible
+from flowmill.flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
+from flowmill.flows.environment import existing_root
 
 store_app = typer.Typer(help="Inspect and maintain an artifact store.", no_args_is_help=True)
 
@@ -26,8 +26,8 @@ def ls(
 ) -> None:
     """List artifacts, the newest epochs first: epoch, stage, id, rows, size, state, and the runs that use them."""
     store = _open(root)
-    from flows.cli.artifacts import list_command
-    from flows.cli.filters import EntryFilter
+    from flowmill.flows.cli.artifacts import list_command
+    from flowmill.flows.cli.filters import EntryFilter
 
     listed = EntryFilter(stages=stage or (), epochs=epoch or (), long=long)
     list_command(store, run or (), listed, as_json=as_json)
@@ -48,17 +48,17 @@ def show(
 
     With --sample: prompt, seed, policy, rewards, advantage, and the optimizer updates one sample entered.
     """
-    from flows.console import console, print_json
-    from storage.maintenance.verify import describe_artifact, users_of
-    from tasks.runs.addresses import find_artifact
+    from flowmill.flows.console import console, print_json
+    from flowmill.storage.maintenance.verify import describe_artifact, users_of
+    from flowmill.tasks.runs.addresses import find_artifact
 
     store = _open(root)
     ref = find_artifact(store, artifact)
     if sample is None:
         described = describe_artifact(store, str(ref))
     else:
-        from tasks.reports.trace import trace_sample
-        from tasks.runs.opening import open_run
+        from flowmill.tasks.reports.trace import trace_sample
+        from flowmill.tasks.runs.opening import open_run
 
         users = sorted(users_of(store).get(str(ref), ()))
         described = trace_sample(store, ref, sample, [open_run(store.root.uri, each, reads=True) for each in users])
@@ -78,8 +78,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check the files and sizes of every committed artifact, with --deep also content. Exit with 1 on a problem."""
-    from flows.console import console, print_json
-    from storage.maintenance.verify import verify_store
+    from flowmill.flows.console import console, print_json
+    from flowmill.storage.maintenance.verify import verify_store
 
     report = verify_store(_open(root), deep=deep)
     if as_json:
@@ -105,10 +105,10 @@ def repair(
     trust_store: TrustStore = False,
 ) -> None:
     """Move damaged files to quarantine/; regenerate shards with their stages, and restore records from copies."""
-    from flows.console import console
-    from storage.artifacts.lineage import at_rest, damaged_records
-    from storage.maintenance.quarantine import quarantine
-    from storage.maintenance.verify import find_problems, users_of
+    from flowmill.flows.console import console
+    from flowmill.storage.artifacts.lineage import at_rest, damaged_records
+    from flowmill.storage.maintenance.quarantine import quarantine
+    from flowmill.storage.maintenance.verify import find_problems, users_of
 
     store = _open(root)
     with at_rest(store):
@@ -119,7 +119,7 @@ def repair(
         left = damaged_records(store) if any(problem.ref is None for problem in problems) else []
     console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
     if problems and not only_quarantine:
-        from flows.cli.stage import regenerate
+        from flowmill.flows.cli.stage import regenerate
 
         users = users_of(store)
         damaged = {problem.ref for problem in problems if problem.ref is not None and problem.lacks}
@@ -152,12 +152,12 @@ def gc(
 
     Records and manifests of past epochs stay, so digests and lineage remain complete.
     """
-    from configs.human_units import size
-    from flows.console import console
-    from storage.artifacts.lineage import at_rest, list_runs
-    from storage.maintenance.garbage_collection import Retention, plan_removals, remove
-    from tasks.runs.opening import require_run
-    from tasks.specs.stages import names_of
+    from flowmill.configs.human_units import size
+    from flowmill.flows.console import console
+    from flowmill.storage.artifacts.lineage import at_rest, list_runs
+    from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
+    from flowmill.tasks.runs.opening import require_run
+    from flowmill.tasks.specs.stages import names_of
 
     store = _open(root)
     for name in [*(forget or ()), *(run or ())]:
@@ -194,9 +194,9 @@ def export(
     root: Root = None,
 ) -> None:
     """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
-    from flows.console import console
-    from tasks.reports.dataset import export_run
-    from tasks.runs.opening import open_run
+    from flowmill.flows.console import console
+    from flowmill.tasks.reports.dataset import export_run
+    from flowmill.tasks.runs.opening import open_run
 
     context = open_run(existing_root(root), run, reads=True)
     with _progress() as bar:
@@ -214,12 +214,12 @@ def cp(
     root: Root = None,
 ) -> None:
     """Copy a run with everything it names to another root; existing files are not copied again."""
-    from configs.human_units import size
-    from flows.console import console
-    from storage.artifacts.commit import ArtifactStore
-    from storage.maintenance.transfer import copy_run
-    from tasks.inputs.fits import named_fits
-    from tasks.runs.opening import open_run, require_run
+    from flowmill.configs.human_units import size
+    from flowmill.flows.console import console
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.storage.maintenance.transfer import copy_run
+    from flowmill.tasks.inputs.fits import named_fits
+    from flowmill.tasks.runs.opening import open_run, require_run
 
     store = _open(root)
     require_run(store, run)
@@ -241,8 +241,8 @@ def digest(
     run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")], root: Root = None, as_json: AsJson = False
 ) -> None:
     """Print one hash over the content of all artifacts of a run, without times or hosts."""
-    from flows.console import console, print_json
-    from tasks.runs.opening import open_run
+    from flowmill.flows.console import console, print_json
+    from flowmill.tasks.runs.opening import open_run
 
     value = open_run(existing_root(root), run, reads=True).chain.digest()
     print_json({"run": run, "digest": value}) if as_json else console.print(value)
@@ -251,7 +251,7 @@ def digest(
 def _progress() -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from flows.console import console
+    from flowmill.flows.console import console
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -259,7 +259,7 @@ def _progress() -> Any:
 
 def _open(root: str | None) -> Any:
     uri = existing_root(root)
-    from storage.artifacts.commit import ArtifactStore
+    from flowmill.storage.artifacts.commit import ArtifactStore
 
     return ArtifactStore(uri)
 

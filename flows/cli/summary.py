@@ -8,17 +8,17 @@ from typing import Any
 
 from rich.table import Table
 
-from configs.errors import NotCommittedError
-from configs.escaping import command, quoted
-from configs.human_units import duration
-from flows.cli.status_tables import change
-from flows.console import console, print_table
-from tasks.runs.context import RunContext
-from tasks.runs.progress import Ledger
+from flowmill.configs.errors import NotCommittedError
+from flowmill.configs.escaping import command, quoted
+from flowmill.configs.human_units import duration
+from flowmill.flows.cli.status_tables import change
+from flowmill.flows.console import console, print_table
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.progress import Ledger
 
 
 def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool) -> None:
-    """Print the result of a finished run, as ``tasks.metrics.describe.describe_result`` gives it."""
+    """Print the result of a finished run, as ``flowmill.tasks.metrics.describe.describe_result`` gives it."""
     _print_rewards(result)
     if quiet:
         return
@@ -59,7 +59,7 @@ def _print_time(ledger: Ledger) -> None:
 
 
 def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
-    from tasks.tracking.locations import tracking_uri
+    from flowmill.tasks.tracking.locations import tracking_uri
 
     root = context.store.root.uri
     for label in ("images", "texts"):

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from configs.escaping import visible
-from flows.cli.error_reporting import say
-from flows.cli.options import Quiet
-from flows.cli.report import save_report
-from flows.cli.run import run_flow
-from flows.console import console, print_table
-from flows.environment import as_overrides, prepare_environment
-from flows.requests import SweepRequest
+from flowmill.configs.escaping import visible
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import Quiet
+from flowmill.flows.cli.report import say_report
+from flowmill.flows.cli.run import run_flow
+from flowmill.flows.console import console, print_table
+from flowmill.flows.environment import as_overrides, prepare_environment
+from flowmill.flows.requests import SweepRequest
 
 if TYPE_CHECKING:
-    from tasks.metrics.sweep import Outcome, SeedSummary
+    from flowmill.tasks.metrics.sweep import Outcome, SeedSummary
 
 
 def sweep_command(
@@ -31,24 +31,19 @@ def sweep_command(
     out: Annotated[Path | None, typer.Option("--out", help="HTML file to write the comparison to.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a sweep, print its table, and write its report.
-
-    Raises:
-        ConfigError: a variant cannot work.
-        WorkerError: a variant failed.
-    """
+    """Run a sweep, print its table, and write its report."""
     say(f"reading {request.config}", quiet=quiet)
-    from configs.load import load_config
-    from storage.artifacts.commit import ArtifactStore
-    from tasks.checks.names import check_names
-    from tasks.metrics.sweep import final_settings, over_seeds, read_list, selection_note, variants
-    from tasks.runs.locks import refuse_while_executing
+    from flowmill.configs.load import load_config
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.tasks.checks.names import check_names
+    from flowmill.tasks.metrics.sweep import final_settings, over_seeds, read_list, selection_note, variants
+    from flowmill.tasks.runs.locks import refuse_while_executing
 
     settings = [*request.overrides, *as_overrides(request.root, None)]
     lines = [] if listed is None else read_list(listed)
     request = request.model_copy(update={"listed": lines, "overrides": settings})
-    found = variants(request.name, request.grid, request.listed)
-    for variant in found:
+    planned = variants(request.name, request.grid, request.listed)
+    for variant in planned:
         config = load_config(request.config, [*request.overrides, *variant.overrides])
         overrides = [*request.overrides, *variant.overrides]
         overrides += [] if request.final is None else final_settings(config, request.final)
@@ -56,13 +51,13 @@ def sweep_command(
         # Before heavy imports.
         refuse_while_executing(ArtifactStore(config.store), variant.name)
     prepare_environment(config.execution.threads)
-    from flows.progress import display
-    from flows.server import local_api
+    from flowmill.flows.progress import display
+    from flowmill.flows.server import local_api
 
-    say(f"{len(found)} variants", quiet=quiet)
+    say(f"{len(planned)} variants", quiet=quiet)
     with local_api() as api, display(quiet=quiet, epochs=config.run.epochs) as shown:
-        from flows import process_state
-        from flows.sweep import sweep
+        from flowmill.flows import process_state
+        from flowmill.flows.sweep import sweep
 
         process_state.use_reporter(shown)
         outcomes, report = run_flow(sweep, api, request)
@@ -71,11 +66,13 @@ def sweep_command(
     note = selection_note(outcomes, prompts=request.final, root=request.root)
     if note:
         console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
-    save_report(report, out or Path(f"{request.name}-report.html"))
+    from flowmill.tasks.reports.report import save_report
+
+    say_report(save_report(report, out or Path(f"{request.name}-report.html")))
 
 
 def _print(name: str, outcomes: Sequence[Outcome]) -> None:
-    from tasks.metrics.sweep import scored_on
+    from flowmill.tasks.metrics.sweep import scored_on
 
     figures = list(dict.fromkeys(figure for each in outcomes for figure in each.figures))
     scores_on = f", scores on {scored_on(outcomes)}" if figures else ""

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import TrackingError
-from flows.cli.options import Root, TrustStore
-from flows.console import console
-from flows.environment import existing_root
+from flowmill.configs.errors import TrackingError
+from flowmill.flows.cli.options import Root, TrustStore
+from flowmill.flows.console import console
+from flowmill.flows.environment import existing_root
 
 
 def track_command(
@@ -21,17 +21,11 @@ def track_command(
     root: Root = None,
     trust_store: TrustStore = False,
 ) -> None:
-    """Log the records of a run that a tracker lacks, and print the tracker's address.
-
-    Raises:
-        StoreError: there is no such run.
-        TrustError: only the store names the tracker.
-        TrackingError: the tracker cannot be used.
-    """
-    from tasks.inputs.store_trust import check_trusted
-    from tasks.runs.opening import open_run
-    from tasks.runs.staleness import is_complete
-    from tasks.tracking.tracker import Tracker, series_of
+    """Log the records of a run that a tracker lacks, and print the tracker's address."""
+    from flowmill.tasks.inputs.store_trust import check_trusted
+    from flowmill.tasks.runs.opening import open_run
+    from flowmill.tasks.runs.staleness import is_complete
+    from flowmill.tasks.tracking.tracker import Tracker, series_of
 
     place = existing_root(root)
     own = open_run(place, run, reads=True)

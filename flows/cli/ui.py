@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import FlowmillError
-from flows.cli.error_reporting import say
-from flows.cli.options import Root
-from flows.console import console
-from flows.environment import existing_root
+from flowmill.configs.errors import FlowmillError
+from flowmill.flows.cli.error_reporting import say
+from flowmill.flows.cli.options import Root
+from flowmill.flows.console import console
+from flowmill.flows.environment import existing_root
 
 _HOST = "127.0.0.1"
 
@@ -24,18 +24,14 @@ def ui_command(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI.")] = 5000,
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI.")] = 4200,
 ) -> None:
-    """Start both servers, print their addresses, and stop both on Ctrl-C.
-
-    Raises:
-        FlowmillError: a server cannot be started, or ended.
-    """
+    """Start both servers, print their addresses, and stop both on Ctrl-C."""
     place = existing_root(root)
     say(f"starting MLflow and Prefect for {place}")
-    from flows.server import check_home, prefect_command, prefect_environment
-    from storage.artifacts.commit import ArtifactStore
-    from tasks.execution.launch import stop_trees
-    from tasks.execution.parent_death import die_with_parent
-    from tasks.tracking.locations import runs_page, served_at
+    from flowmill.flows.server import check_home, prefect_command, prefect_environment
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.tasks.execution.launch import stop_trees
+    from flowmill.tasks.execution.parent_death import die_with_parent
+    from flowmill.tasks.tracking.locations import runs_page, served_at
 
     check_home()
     uri = ArtifactStore(place).root.uri
@@ -44,7 +40,7 @@ def ui_command(
     environment = prefect_environment(prefect_port) | {
         # Background jobs of the MLflow server cost two gigabytes and are not used here.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # MLflow warns about its own libraries.
+        # MLflow warns of its own libraries.
         "PYTHONWARNINGS": "ignore",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:*" for name in ("127.0.0.1", "localhost", "[[]::1]")),
         # Without it the UI would call port 4200.
@@ -76,12 +72,16 @@ def ui_command(
 
 def _mlflow_command(uri: str, port: int) -> list[str]:
     """Return the command of the MLflow server of a store."""
-    from tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
+    from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
 
     return [
         sys.executable,
         "-m",
-        "tasks.tracking.server",
+        "mlflow",
+        "server",
+        # No other host name, which could be that of a page elsewhere.
+        "--allowed-hosts",
+        "127.0.0.1:*,localhost:*",
         "--host",
         _HOST,
         "--port",
@@ -94,7 +94,7 @@ def _mlflow_command(uri: str, port: int) -> list[str]:
         "--backend-store-uri",
         tracking_uri(uri, None),
         "--artifacts-destination",
-        str(tracking_folder(uri) / ARTIFACTS),
+        (tracking_folder(uri) / ARTIFACTS).absolute().as_uri(),
         # Artifact locations stay valid when the folder moves.
         "--default-artifact-root",
         "mlflow-artifacts:/",

@@ -9,10 +9,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from configs.extras import require_extra
-from flows.cli.options import Root, TrustStore
-from flows.console import console
-from flows.environment import existing_root
+from flowmill.configs.extras import require_extra
+from flowmill.flows.cli.options import Root, TrustStore
+from flowmill.flows.console import console
+from flowmill.flows.environment import existing_root
 
 _HOST = "127.0.0.1"
 
@@ -24,14 +24,9 @@ def view_command(
     port: Annotated[int, typer.Option("--port", help="Port on the loopback interface.")] = 8501,
     trust_store: TrustStore = False,
 ) -> NoReturn:
-    """Replace this process with Streamlit's server of the explorer's page.
-
-    Raises:
-        ConfigError: Streamlit is not installed.
-        StoreError: there is no such run.
-    """
-    from storage.artifacts.commit import ArtifactStore
-    from tasks.runs.opening import require_run
+    """Replace this process with Streamlit's server of the explorer's page."""
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.tasks.runs.opening import require_run
 
     uri = existing_root(root)
     require_extra("view", "streamlit", label="flowmill view")
@@ -54,5 +49,5 @@ def view_command(
     # Files in the user's working directory must not shadow the server's libraries.
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    given = [uri, run or "", "trust" if trust_store else ""]
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(server.origin), *options, "--", *given])
+    arguments = [uri, run or "", "trust" if trust_store else ""]
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(server.origin), *options, "--", *arguments])

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from flowmill.flows.console import console
+
 
 def worker_command(
     *,
@@ -18,18 +20,15 @@ def worker_command(
     ] = "process",
     limit: Annotated[int | None, typer.Option("--limit", help="Flow runs at a time.", min=1, metavar="N")] = None,
 ) -> NoReturn:
-    """Replace this process with a Prefect worker.
+    """Replace this process with a Prefect worker."""
+    from flowmill.flows.deployment_list import redeploy_notes
+    from flowmill.flows.deployments import every_deployment
 
-    Raises:
-        ConfigError: no server is named, or it does not answer.
-    """
-    from flows.api import named_server
-
-    with named_server() as client:
-        client.read_work_pools(limit=1)
+    for line in redeploy_notes([row for row in every_deployment() if row.pool == pool]):
+        console.print(line)
     # Shells start background processes with SIGINT ignored, and a worker that inherits this does not stop on SIGTERM.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Other commands log only warnings; Prefect's UI shows a worker's log.
     os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
+    command = [sys.executable, "-m", "flowmill.flows.worker", "worker", "start", "--pool", pool, "--type", kind]
     os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])

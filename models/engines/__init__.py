@@ -10,24 +10,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.base import Component
-from configs.registry import Table, chosen
+from flowmill.configs.base import Component
+from flowmill.configs.registry import Table, chosen
 
 ENGINES = Table(
-    {"local": "models.engines.local:Local", "openai": "models.engines.openai:OpenAI"}, like="models.engines.base:Engine"
+    {"local": "flowmill.models.engines.local:LocalEngine", "openai": "flowmill.models.engines.openai:OpenAI"},
+    like="flowmill.models.engines.base:Engine",
 )
 CHAIN_ENGINES = Table(
     {
-        "local": "models.engines.in_process:InProcess",
-        "flowmill": "models.engines.rollout_servers:Flowmill",
-        "sglang": "models.engines.rollout_servers:SGLang",
+        "local": "flowmill.models.engines.in_process:InProcess",
+        "sglang": "flowmill.models.engines.sglang:SGLang",
     },
-    like="models.engines.chains:ChainEngine",
+    like="flowmill.models.engines.chains:ChainEngine",
+    removed={
+        "flowmill": "Remove rollout.engine: ranks (execution.processes), Dask, Ray or a Prefect work pool share shards."
+    },
 )
 #: The default engine.
 LOCAL = "local"
-#: Engines that draw the same samples, from the same seeds: none is part of a rollout's identity.
-_SAME = (LOCAL, "flowmill")
+#: Engines of earlier versions that drew the samples of the local one are no part of a rollout's identity either.
+_SAME = (LOCAL, *CHAIN_ENGINES.removed)
 
 
 def make_engine(section: Component) -> Any:

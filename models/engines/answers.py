@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.maths.generation import Completion, Finish, Sampling
+from flowmill.models.maths.generation import Completion, Finish, TokenSampling
 
 #: Rounding may put the log-prob of a certain token a little above 0.
 _ABOVE = 1e-3
@@ -15,7 +15,7 @@ class Malformed(Exception):
     """An answer that cannot be used; the message consists of sentences."""
 
 
-def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
+def completion_of(answer: Any, prompt: Sequence[int], sampling: TokenSampling, vocabulary: int) -> Completion:
     """Return the completion in an answer; its finish reason is derived from its tokens. A server may notice a stop text
     late: tokens after the one that completed it are dropped. Raises Malformed if there is none, or it contradicts the
     request."""
@@ -36,23 +36,23 @@ def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
     """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo; raise
     Malformed if they are missing."""
     choice = _choice(answer)
-    found = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
-    if found is None:
+    values = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
+    if values is None:
         stated = choice.get("logprobs")
-        found = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
-    if not isinstance(found, list) or len(found) < len(ids):
+        values = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
+    if not isinstance(values, list) or len(values) < len(ids):
         raise Malformed(
             f"it has no log-probs of the {len(ids)} tokens of a prompt. Set the engine's option 'proof' to the form it "
             "supports, 'prompt_logprobs' or 'echo'."
         )
-    return [_of_token(each, token) for each, token in zip(found[1 : len(ids)], ids[1:], strict=True)]
+    return [_of_token(each, token) for each, token in zip(values[1 : len(ids)], ids[1:], strict=True)]
 
 
-def _of_token(found: Any, token: int) -> float:
+def _of_token(stated: Any, token: int) -> float:
     """Return the log-prob of a token: the number itself, or its entry in a mapping by ids."""
-    value = found
-    if isinstance(found, Mapping):
-        entry = found.get(str(token))
+    value = stated
+    if isinstance(stated, Mapping):
+        entry = stated.get(str(token))
         value = entry.get("logprob") if isinstance(entry, Mapping) else entry
     return _number(value)
 
@@ -86,12 +86,12 @@ def _ids(choice: Mapping[str, Any], most: int, vocabulary: int) -> list[int]:
 
 def _log_probs(choice: Mapping[str, Any], count: int) -> list[float]:
     stated = choice.get("logprobs")
-    found = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
-    if not isinstance(found, list):
+    values = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
+    if not isinstance(values, list):
         raise Malformed("it has no log-probs of its tokens (logprobs.token_logprobs), which were asked for.")
-    if len(found) != count:
-        raise Malformed(f"it has {len(found)} log-probs for {count} tokens.")
-    return [_number(value) for value in found]
+    if len(values) != count:
+        raise Malformed(f"it has {len(values)} log-probs for {count} tokens.")
+    return [_number(value) for value in values]
 
 
 def _number(value: Any) -> float:
@@ -100,7 +100,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _ended(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
+def _ended(ids: Sequence[int], sampling: TokenSampling) -> tuple[int, Finish]:
     """Return the length of a completion in tokens, and its finish reason."""
     for length, token in enumerate(ids, 1):
         if token in sampling.eos:

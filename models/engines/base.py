@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from models.maths.generation import Completion, Forward, Sampling
+from flowmill.models.maths.generation import Completion, Forward, TokenSampling
 
 if TYPE_CHECKING:
     import torch
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CompletionRequest:
     """A request to complete N prompts."""
 
     prompts: Sequence[Sequence[int]]
     """Token ids of each, at least one."""
     starts: Sequence[int]
     """Position of the first token after each prompt, for the local engine."""
-    sampling: Sampling
+    sampling: TokenSampling
     stop: tuple[str, ...]
     """The stop texts of ``sampling.stopped``."""
     vocabulary: int
@@ -43,7 +43,7 @@ class Asked:
 
 
 class Engine(Protocol):
-    """Draws completions. Its log-probs are kept as a measure; training uses the policy's own."""
+    """Draws completions. Its log-probs serve as a measure; training uses the policy's own."""
 
     @property
     def reloads(self) -> bool:
@@ -63,5 +63,5 @@ class Engine(Protocol):
         parsed. ``ids``: W tokens of a text; ``log_probs``: the policy's log-probs of all but the first, at temperature
         1."""
 
-    def complete(self, asked: Asked) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Return a completion of each prompt; raise EngineError if an answer does not match the request."""

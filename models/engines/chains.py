@@ -3,12 +3,12 @@ Legend: T steps, N returned states, ... latent dims."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from configs.schema import RolloutSection
+from flowmill.configs.schema import RolloutSection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,15 +31,13 @@ class Call:
 
     arguments: Mapping[str, Any]
     """Size, steps and guidance, by the arguments of the diffusers pipeline."""
-    settings: Mapping[str, Any]
-    """Everything in the config that changes a chain, as plain JSON values."""
     sde: Sde
     batch_size: int
     """Rows of the forwards that compute it."""
     shape: tuple[int, ...]
     """Shape of latents, (...)."""
     sigmas: Tensor
-    """(T + 1,) float32 from about 1 to 0."""
+    """(T + 1,) float32 from near 1 to 0."""
 
     @property
     def steps(self) -> int:
@@ -48,29 +46,22 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ChainRequest:
     """A chain to draw."""
 
     prompt: str
-    initial: int
-    """Seed of the initial noise."""
-    own: int | None = None
-    """Seed of a sample's own part of it, if there is one."""
-    noise: Mapping[int, int] = field(default_factory=dict)
-    """Stochastic step -> seed of its noise."""
+    seed: int
+    """Seed of its noise."""
+    stochastic: tuple[int, ...] = ()
+    """The steps with noise."""
     trained: tuple[int, ...] = ()
-    """Steps whose log-probs are wanted."""
+    """Steps whose log-probs are returned."""
     states: tuple[int, ...]
-    """States whose latents are wanted, ascending; T is the final one."""
-
-    @property
-    def stochastic(self) -> tuple[int, ...]:
-        """The steps with noise."""
-        return tuple(self.noise)
+    """States whose latents are returned, ascending; T is the final one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class DenoisingChain:
     """A drawn chain."""
 
     latents: Tensor
@@ -80,7 +71,7 @@ class Chain:
     sigmas: Tensor
     """(T + 1,) float32 noise levels."""
     log_probs: Tensor
-    """(T,) float32; those of steps that were not asked for mean nothing."""
+    """(T,) float32; those of steps outside the request mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,31 +79,18 @@ class PolicyWeights:
     """The weights that chains are drawn with."""
 
     name: str
-    """Digest of the trained tensors, see ``chain_wire.TensorsDigest``; ``BASE`` if the base model itself draws."""
-    parts: Callable[[int], Iterator[Mapping[str, Tensor]]]
-    """Bytes -> the trained tensors by name, in parts of about so many bytes; none of the base model itself."""
+    """Name of a folder with them: other weights have another."""
     write: Callable[[Path], None]
     """Writes the denoisers into a new folder as a pipeline has them, adapters merged."""
 
 
-#: Name of the weights of the base model itself.
-BASE = "base"
-
-
 class ChainServer(Protocol):
-    """One server of an engine."""
+    """The server of an engine that draws for this process."""
 
-    @property
-    def url(self) -> str:
-        """Its address, for messages."""
-
-    def ready(self) -> None:
-        """Bring the policy's weights to the server if it lacks them, and check a chain of the proof. Raises
-        PassingError if it does not answer; EngineError if its chain is not the policy's."""
-
-    def chains(self, wanted: Sequence[Wanted]) -> list[Chain]:
-        """Return chains; raise PassingError if it does not answer, or lost its weights; EngineError if an answer does
-        not match its request."""
+    def chains(self, requests: Sequence[ChainRequest]) -> list[DenoisingChain]:
+        """Return chains, after bringing the policy's weights and checking a chain of the proof. Raises EngineError if
+        the server does not answer for a while, its chain is not the policy's, or an answer does not match its
+        request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +99,13 @@ class Drawing:
 
     call: Call
     weights: PolicyWeights
-    proof: Wanted
+    proof: ChainRequest
     """A chain without noise, of the first step alone."""
-    prove: Callable[[str, Chain], None]
+    prove: Callable[[str, DenoisingChain], None]
     """Checks a server's chain of the proof; raises EngineError if the policy's differs. The first argument is the
     server's address."""
+    rank: int
+    """The rank of this process."""
 
 
 class ChainEngine(Protocol):
@@ -139,16 +119,8 @@ class ChainEngine(Protocol):
     def log_prob_tolerance(self) -> float:
         """Mean distance of log-probs from the policy's, per latent, above which chains are refused."""
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds of failures of all servers, which are retried, after which the run stops."""
-
-    @property
-    def draws_alike(self) -> bool:
-        """Whether it draws the noise that this process draws from the same seeds."""
-
     def lacks(self, section: RolloutSection, sde: Sde) -> str | None:
         """Return why it cannot draw the chains of a rollout, and a remedy; None if it can."""
 
-    def open(self, drawing: Drawing) -> Sequence[ChainServer]:
-        """Return the servers of a rollout; no request is sent yet."""
+    def open(self, drawing: Drawing) -> ChainServer:
+        """Return the server of this process; no request is sent yet."""

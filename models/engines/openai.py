@@ -17,16 +17,16 @@ from uuid import uuid4
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from configs.answers import json_of, text_of
-from configs.errors import EngineError
-from configs.fingerprint import hash_text
-from configs.folders import share_files
-from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
-from models.engines.base import Asked
-from models.engines.parallel import mapped
-from models.maths.generation import Completion
-from models.serving.retry import PassingError, Patience
-from models.serving.server_client import RefusedError, ServerClient, openai_headers
+from flowmill.configs.answers import json_of, text_of
+from flowmill.configs.errors import EngineError
+from flowmill.configs.fingerprint import hash_text
+from flowmill.configs.folders import share_files
+from flowmill.models.engines.answers import Malformed, completion_of, prompt_log_probs_of
+from flowmill.models.engines.base import CompletionRequest
+from flowmill.models.engines.parallel import mapped
+from flowmill.models.maths.generation import Completion
+from flowmill.models.serving.retry import PassingError, Patience
+from flowmill.models.serving.server_client import RefusedError, ServerClient, openai_headers
 
 if TYPE_CHECKING:
     import httpx
@@ -39,7 +39,7 @@ _LOOK_S = 1.0
 _MOST, _MOST_PER_TOKEN = 1 << 18, 1 << 10
 _DENIED = frozenset({401, 403})
 #: Policies that stay in ``folder``: the server may still read the previous one.
-_KEPT = 2
+_SAVED = 2
 _AGAIN = "Committed results stay: give the same command again."
 
 
@@ -62,7 +62,7 @@ class OpenAI:
     tolerance: PositiveFloat = 0.1
     """Mean distance of its log-probs from the policy's, in nats per token, above which its texts are refused."""
     proof: Literal["prompt_logprobs", "echo"] = "prompt_logprobs"
-    """How its log-probs of a given text are requested: with vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
+    """How its log-probs of a text are requested: with vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
     folder: str | None = None
     """Where the policy is written before a rollout, as `from_pretrained` reads it: a place shared with the server."""
     reload: Address | None = None
@@ -105,8 +105,8 @@ class OpenAI:
         EngineError if they differ."""
         until = time.monotonic() + (self.patience_s if self.reloads else 0.0)
         while True:
-            found = self._server_log_probs(ids)
-            gaps = [abs(ours - theirs) for ours, theirs in zip(log_probs, found, strict=True)]
+            server = self._server_log_probs(ids)
+            gaps = [abs(ours - theirs) for ours, theirs in zip(log_probs, server, strict=True)]
             mean = sum(gaps) / len(gaps)
             if mean <= self.tolerance:
                 return
@@ -131,19 +131,19 @@ class OpenAI:
             self._address, body, tokens=len(ids) + 1, read=lambda answer: prompt_log_probs_of(answer, ids)
         )
 
-    def complete(self, asked: Asked) -> list[Completion]:
+    def complete(self, request: CompletionRequest) -> list[Completion]:
         """Return a completion of each prompt, in separate requests, as seeds belong to requests; raise EngineError if
         an answer does not match its request, or the server does not answer."""
-        if asked.uniforms is None:
+        if request.uniforms is None:
             raise EngineError(f"{self._place}: the likeliest tokens are taken by the engine 'local' alone.")
-        asked_for = list(zip(asked.prompts, asked.seeds, strict=True))
-        return mapped(lambda each: self._completed(asked, *each), asked_for, self.concurrency)
+        rows = list(zip(request.prompts, request.seeds, strict=True))
+        return mapped(lambda each: self._completed(request, *each), rows, self.concurrency)
 
-    def _completed(self, asked: Asked, prompt: Sequence[int], seed: int) -> Completion:
-        sampling = asked.sampling
+    def _completed(self, request: CompletionRequest, prompt: Sequence[int], seed: int) -> Completion:
+        sampling = request.sampling
         body = {
             **self._drawing(prompt, max_tokens=sampling.max_new, temperature=sampling.temperature, seed=seed),
-            "stop": list(asked.stop),
+            "stop": list(request.stop),
             "include_stop_str_in_output": True,
             "stop_token_ids": sorted(sampling.eos | sampling.stop_ids),
             # Only the end tokens above apply; the model's files may name others.
@@ -154,7 +154,7 @@ class OpenAI:
             self._address,
             body,
             tokens=sampling.max_new + len(prompt),
-            read=lambda answer: completion_of(answer, prompt, sampling, asked.vocabulary),
+            read=lambda answer: completion_of(answer, prompt, sampling, request.vocabulary),
         )
 
     def _drawing(self, prompt: Sequence[int], *, max_tokens: int, temperature: float, seed: int) -> dict[str, Any]:
@@ -216,15 +216,15 @@ def write_once(target: Path, write: Callable[[Path], None]) -> None:
     """Write a folder atomically; remove those older than the previous one."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = target.parent / f".{target.name}-{uuid4().hex}"
+        temporary = target.parent / f".{target.name}-{uuid4().hex}"
         try:
-            write(made)
-            share_files(made, target.parent)
-            made.rename(target)
+            write(temporary)
+            share_files(temporary, target.parent)
+            temporary.rename(target)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     others = [path for path in target.parent.glob("policy-*") if path != target and path.is_dir()]
-    for path in sorted(others, key=lambda path: path.stat().st_mtime)[: 1 - _KEPT]:
+    for path in sorted(others, key=lambda path: path.stat().st_mtime)[: 1 - _SAVED]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -21,12 +21,12 @@ def mapped(ask: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
             return []
         try:
             return [ask(item)]
-        except Exception:
+        except BaseException:
             stopped.set()
             raise
 
     try:
         # If one was skipped, the error of another is raised here.
-        return [answer for found in list(pool.map(one, items)) for answer in found]
+        return [answer for answers in list(pool.map(one, items)) for answer in answers]
     finally:
         pool.shutdown(cancel_futures=True)

@@ -5,33 +5,33 @@ The tables name the components a config may choose. They import no torch, so tha
 
 from __future__ import annotations
 
-from configs.registry import Table
+from flowmill.configs.registry import Table
 
 KERNELS = Table(
     {
-        "ode": "models.maths.transitions:ODE",
-        "flow_sde": "models.maths.transitions:FlowSDE",
-        "dance_sde": "models.maths.kernels:DanceSDE",
-        "cps": "models.maths.kernels:CPS",
-        "precise": "models.maths.kernels:Precise",
-        "wan_sde": "models.maths.kernels:WanSDE",
-        "ddim": "models.maths.kernels:FlowDDIM",
+        "ode": "flowmill.models.maths.transitions:ODE",
+        "flow_sde": "flowmill.models.maths.transitions:FlowSDE",
+        "dance_sde": "flowmill.models.maths.kernels:DanceSDE",
+        "cps": "flowmill.models.maths.kernels:CPS",
+        "precise": "flowmill.models.maths.kernels:Precise",
+        "wan_sde": "flowmill.models.maths.kernels:WanSDE",
+        "ddim": "flowmill.models.maths.kernels:FlowDDIM",
     },
-    like="models.maths.transitions:Kernel",
+    like="flowmill.models.maths.transitions:Kernel",
 )
 PLANS = Table(
     {
-        "all": "models.maths.schedules:AllSteps",
-        "window": "models.maths.schedules:Window",
-        "subset": "models.maths.schedules:Subset",
-        "fraction": "models.maths.schedules:RandomFraction",
-        "final": "models.maths.schedules:FinalOnly",
-        "late": "models.maths.schedules:LateStates",
-        "branch": "models.maths.schedules:BranchEveryStep",
+        "all": "flowmill.models.maths.schedules:AllSteps",
+        "window": "flowmill.models.maths.schedules:Window",
+        "subset": "flowmill.models.maths.schedules:Subset",
+        "fraction": "flowmill.models.maths.schedules:RandomFraction",
+        "final": "flowmill.models.maths.schedules:FinalOnly",
+        "late": "flowmill.models.maths.schedules:LateStates",
+        "branch": "flowmill.models.maths.schedules:BranchEveryStep",
     },
-    like="models.maths.schedules:Plan",
+    like="flowmill.models.maths.schedules:Plan",
 )
 SOLVERS = Table(
-    {"euler": "models.maths.solvers:Euler", "dpm2": "models.maths.solvers:DPMSolver2M"},
-    like="models.maths.solvers:Solver",
+    {"euler": "flowmill.models.maths.solvers:Euler", "dpm2": "flowmill.models.maths.solvers:DPMSolver2M"},
+    like="flowmill.models.maths.solvers:Solver",
 )

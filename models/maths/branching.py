@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.devices import moved
-from models.maths.conditioning import Conditioning, GivesVelocity
-from models.maths.sampling import Sampler, grid_at
-from models.maths.schedules import Steps
-from models.maths.transitions import ODE
+from flowmill.models.devices import moved
+from flowmill.models.maths.conditioning import Conditioning, GivesVelocity
+from flowmill.models.maths.sampling import Sampler, grid_at
+from flowmill.models.maths.schedules import Steps
+from flowmill.models.maths.transitions import ODE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,9 +45,7 @@ class Branches:
     final: Tensor
     """(M, ...) float32 latents at sigma 0."""
     unconditional: Tensor | None = None
-    """(M, ...) float32 predictions for the negative prompt before the draw, where they are kept."""
-    modality_log_probs: Tensor | None = None
-    """(M, N) float32 log-probs of the drawn state by modality, for samples with several."""
+    """(M, ...) float32 predictions for the negative prompt before the draw, where they are stored."""
 
 
 def branch(
@@ -68,7 +66,7 @@ def branch(
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32.
         sampler: the stochastic step, the dtype stored states are rounded to before the log-prob is computed, and
-            whether predictions for the negative prompt are kept; all other steps are Euler's.
+            whether predictions for the negative prompt are stored; all other steps are Euler's.
         plan: trained steps at which every trunk branches, and K branches.
         noise: (step, branch number) -> (B, ...) float32 standard normal noise.
         max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run for any
@@ -78,8 +76,8 @@ def branch(
         trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
         owners, live = trunk_ids[:0], latents[:0]
         kernel, storage_dtype = sampler.kernel, sampler.storage_dtype
-        kept = [*_BORN, *["unconditional"] * sampler.unconditional, *["modality_log_probs"] * bool(sampler.modalities)]
-        born: dict[str, list[Tensor]] = {name: [] for name in kept}
+        names = [*_BORN, *["unconditional"] * sampler.unconditional]
+        born: dict[str, list[Tensor]] = {name: [] for name in names}
         for step in range(len(sigmas) - 1):
             if step in plan.trained:
                 # Equal to the stored state, so that a replay gets the same input.
@@ -99,9 +97,8 @@ def branch(
                         *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
                         *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
                         *(each[:size] for each in negative),
-                        *(distribution.log_probs(drawn.float(), sizes) for sizes in [sampler.modalities] if sizes),
                     )
-                    for name, value in zip(kept, values, strict=True):
+                    for name, value in zip(names, values, strict=True):
                         born[name].append(value)
                     live, owners = torch.cat([live, drawn.float()]), torch.cat([owners, trunk_ids])
             trunks = following[:size]

@@ -21,13 +21,13 @@ class Conditioning:
     negative: Mapping[str, Tensor] | None = None
     """The same for the negative prompt, with guidance."""
     unconditional: Tensor | None = None
-    """(B, ...) predictions for the negative prompt that are known already for the same latents."""
+    """(B, ...) predictions for the negative prompt that are available already for the same latents."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Conditioning:
         """Return the conditioning with a function applied to every tensor."""
         negative = None if self.negative is None else {k: function(v) for k, v in self.negative.items()}
-        known = None if self.unconditional is None else function(self.unconditional)
-        return Conditioning({k: function(v) for k, v in self.positive.items()}, negative, known)
+        unconditional = None if self.unconditional is None else function(self.unconditional)
+        return Conditioning({k: function(v) for k, v in self.positive.items()}, negative, unconditional)
 
     def rows(self, index: Tensor) -> Conditioning:
         """Return the rows at (B,) indices."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from models.devices import moved
-from models.maths.tokens import draw
+from flowmill.models.devices import moved
+from flowmill.models.maths.tokens import draw
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class Forward(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class TokenSampling:
     """How tokens are drawn and where a completion ends."""
 
     max_new: int
@@ -62,7 +62,7 @@ class Completion:
 def generate(
     forward: Forward,
     prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
+    sampling: TokenSampling,
     *,
     width: int,
     uniforms: Callable[[int], Tensor] | None,
@@ -84,17 +84,17 @@ def generate(
     mask = moved(torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads]), device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     follow = positions[:, -1:] + 1 if starts is None else moved(torch.tensor(starts)[:, None], device)
-    found, running, cache = [Completion() for _ in prompts], [True] * len(prompts), None
+    completions, running, cache = [Completion() for _ in prompts], [True] * len(prompts), None
     for position in range(sampling.max_new):
         logits, cache = forward(ids, mask, positions, cache)
         drawn = None if uniforms is None else uniforms(position)
         tokens, log_probs = draw(logits, drawn, sampling.temperature)
-        running = _note(found, running, tokens.tolist(), log_probs.tolist(), sampling)
+        running = _note(completions, running, tokens.tolist(), log_probs.tolist(), sampling)
         if not any(running):
             break
         ids, positions, follow = tokens[:, None], follow, follow + 1
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], -1)
-    return found
+    return completions
 
 
 def reading_once(forward: Forward, distinct: int) -> Forward:
@@ -126,15 +126,15 @@ def reading_once(forward: Forward, distinct: int) -> Forward:
 
 
 def _note(
-    found: Sequence[Completion],
+    completions: Sequence[Completion],
     running: Sequence[bool],
     tokens: Sequence[int],
     log_probs: Sequence[float],
-    sampling: Sampling,
+    sampling: TokenSampling,
 ) -> list[bool]:
     """Add a token to every unfinished completion; return which of them are still unfinished."""
     still = []
-    for row, goes_on, token, log_prob in zip(found, running, tokens, log_probs, strict=True):
+    for row, goes_on, token, log_prob in zip(completions, running, tokens, log_probs, strict=True):
         if goes_on:
             row.ids.append(token)
             row.log_probs.append(log_prob)

@@ -33,7 +33,7 @@ def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: f
     return rescale * rescaled + (1 - rescale) * combined
 
 
-def _share(wanted: Tensor, found: Tensor) -> Tensor:
-    """Return wanted / found, and 1 where found is 0."""
-    nothing = found < torch.finfo(found.dtype).tiny
-    return torch.where(nothing, 1.0, wanted / torch.where(nothing, 1.0, found))
+def _share(length: Tensor, current: Tensor) -> Tensor:
+    """Return length / current, and 1 where current is 0."""
+    nothing = current < torch.finfo(current.dtype).tiny
+    return torch.where(nothing, 1.0, length / torch.where(nothing, 1.0, current))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from models.maths.transitions import Gaussian, Grid, Noise, expand, predictions, sde_step
+from flowmill.models.maths.transitions import Gaussian, Grid, Noise, expand, predictions, sde_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class FlowDDIM:
 
 @dataclass(frozen=True, slots=True)
 class Precise:
-    """The reverse SDE with the predicted x0 held fixed, solved exactly (Precise, arXiv 2605.23522; no public code).
+    """The reverse SDE with the predicted x0 fixed, solved exactly (Precise, arXiv 2605.23522; no public code).
 
     next = (1 - sigma') x0^ + sigma' (rho eps^ + sqrt(1 - rho^2) noise), rho = exp(-1/2 int g(u)^2 / u^2 du) from sigma'
     to sigma: coefficients-preserving as CPS, but its noise shrinks with the step. With Flow-SDE's g it is
@@ -105,7 +105,7 @@ class Precise:
     noise: Literal["flow", "dance"] = "flow"
     """The SDE whose noise scale g is used."""
 
-    def kept(self, grid: Grid) -> Tensor:
+    def rho_of(self, grid: Grid) -> Tensor:
         """Return rho, (B,): the share of the predicted noise that stays."""
         sigma, following = grid.sigma, grid.sigma_next
         if self.noise == "dance":
@@ -115,7 +115,7 @@ class Precise:
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the step's Gaussian; its std is 0 where sigma' is."""
-        rho, following = self.kept(grid), grid.sigma_next
+        rho, following = self.rho_of(grid), grid.sigma_next
         clean, noise = predictions(latents, velocity, grid.sigma)
         mean = expand(1 - following, latents) * clean + expand(following * rho, latents) * noise
         return Gaussian(mean, following * torch.sqrt((1 - rho**2).clamp(min=0)))

@@ -1,4 +1,4 @@
-"""Likelihoods of judgments about pairs, as functions of the difference of two scores. Pure.
+"""Likelihoods of judgments of pairs, as functions of the difference of two scores. Pure.
 
 A judgment is 1 where the first of a pair is preferred, 0 where the second is, and 1/2 for a tie.
 

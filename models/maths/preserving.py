@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from models.maths.transitions import expand, predictions
+from flowmill.models.maths.transitions import expand, predictions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +102,7 @@ class VPrediction:
         return at.a * noise - at.b * clean
 
 
-class Sample:
+class StepSample:
     """The clean latents; eps = (noisy - a x0) / b."""
 
     def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
@@ -115,4 +115,4 @@ class Sample:
 
 
 #: Prediction types by their name in ``prediction_type`` of diffusers' schedulers.
-PREDICTIONS: Mapping[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": VPrediction(), "sample": Sample()}
+PREDICTIONS: Mapping[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": VPrediction(), "sample": StepSample()}

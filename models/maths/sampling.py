@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.devices import moved
-from models.maths.conditioning import Conditioning, GivesVelocity
-from models.maths.schedules import Steps
-from models.maths.solvers import Solver
-from models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
+from flowmill.models.devices import moved
+from flowmill.models.maths.conditioning import Conditioning, GivesVelocity
+from flowmill.models.maths.schedules import Steps
+from flowmill.models.maths.solvers import Solver
+from flowmill.models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,7 @@ class Rollout:
     reference_kl: Tensor
     """(B, S) float32 KL of the trained steps to the reference's, or (B, 0) without a reference."""
     unconditional: Tensor
-    """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are kept."""
-    modality_log_probs: Tensor
-    """(B, S, M) float32 log-probs of the trained steps by modality, or (B, 0) for samples with one."""
+    """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +50,6 @@ class Sampler:
     """Returns the base model's velocities, for a KL to it; None: no KL."""
     unconditional: bool = False
     """Keep the predictions for the negative prompt."""
-    modalities: tuple[int, ...] = ()
-    """Sizes of M modalities along the first latent dim, whose log-probs are also kept separately."""
 
 
 def sample(
@@ -65,7 +61,6 @@ def sample(
     sampler: Sampler,
     plans: Sequence[Steps],
     noise: Callable[[int], Tensor],
-    until: int | None = None,
 ) -> Rollout:
     """Denoise a batch; steps outside a row's plan are ODE steps.
 
@@ -78,18 +73,16 @@ def sample(
         sigmas: (T + 1,) float32 from 1 to 0.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; called only for steps that are stochastic in some row.
-        until: the last state, whose latents are then the final ones; None: T.
     """
     with torch.no_grad():
         steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
-        last = steps if until is None else until
         stores = _flags([plan.states for plan in plans], steps, latents)
         moves = _flags([plan.stochastic for plan in plans], steps, latents)
         for step in range(steps + 1):
             if any(step in plan.states for plan in plans):
                 latents = torch.where(stores[step], latents.to(storage_dtype).float(), latents)
                 noted.states[step] = latents.to(storage_dtype)
-            if step == last:
+            if step == steps:
                 break
             grid = _grid_of(sigmas, step, latents)
             moving = any(step in plan.stochastic for plan in plans)
@@ -151,14 +144,13 @@ def _grid_of(sigmas: Tensor, step: int, latents: Tensor) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """Values kept during the sampling of a batch, (B, ...) by step."""
+    """Values stored during the sampling of a batch, (B, ...) by step."""
 
     states: dict[int, Tensor] = field(default_factory=dict)
     log_probs: dict[int, Tensor] = field(default_factory=dict)
     means: dict[int, Tensor] = field(default_factory=dict)
     reference_kl: dict[int, Tensor] = field(default_factory=dict)
     unconditional: dict[int, Tensor] = field(default_factory=dict)
-    modality_log_probs: dict[int, Tensor] = field(default_factory=dict)
 
     def velocity(
         self, policy: GivesVelocity, step: int, latents: Tensor, grid: Grid, conditioning: Conditioning, *, keep: bool
@@ -166,9 +158,9 @@ class _Noted:
         """Return the velocities of a step; ``keep``: note the predictions for the negative prompt."""
         if not keep:
             return policy.velocity(latents, grid.sigma, conditioning)
-        velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
-        assert known is not None, "the model is called without guidance"
-        self.unconditional[step] = known
+        velocity, negative = policy.guided_velocity(latents, grid.sigma, conditioning)
+        assert negative is not None, "the model is called without guidance"
+        self.unconditional[step] = negative
         return velocity
 
     def transition(
@@ -183,8 +175,6 @@ class _Noted:
     ) -> None:
         """Note a stochastic step."""
         self.log_probs[step], self.means[step] = distribution.log_prob(following), distribution.mean
-        if sampler.modalities:
-            self.modality_log_probs[step] = distribution.log_probs(following, sampler.modalities)
         if sampler.reference is not None:
             base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
             self.reference_kl[step] = gaussian_kl(distribution, base)
@@ -199,21 +189,20 @@ class _Noted:
             means=_gather(trained, self.means),
             reference_kl=_gather(trained if self.reference_kl else none, self.reference_kl),
             unconditional=_gather(trained if self.unconditional else none, self.unconditional),
-            modality_log_probs=_gather(trained if self.modality_log_probs else none, self.modality_log_probs),
         )
 
 
-def _flags(wanted: Sequence[Sequence[int]], steps: int, like: Tensor) -> Tensor:
+def _flags(by_row: Sequence[Sequence[int]], steps: int, like: Tensor) -> Tensor:
     """Return a (T + 1, B, 1, ...) bool mask of the steps of each row, on the device of ``like`` (B, ...)."""
-    flags = torch.tensor([[step in row for row in wanted] for step in range(steps + 1)])
-    return moved(flags.view(steps + 1, len(wanted), *[1] * (like.ndim - 1)), like.device)
+    flags = torch.tensor([[step in row for row in by_row] for step in range(steps + 1)])
+    return moved(flags.view(steps + 1, len(by_row), *[1] * (like.ndim - 1)), like.device)
 
 
-def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> Tensor:
+def _gather(by_row: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> Tensor:
     """Return row r's values at its own steps, stacked to (B, N, ...); shorter rows end in zeros."""
-    if not wanted[0]:
-        return torch.zeros(len(wanted), 0)
-    rows = [torch.stack([by_step[step][row] for step in steps]) for row, steps in enumerate(wanted)]
+    if not by_row[0]:
+        return torch.zeros(len(by_row), 0)
+    rows = [torch.stack([by_step[step][row] for step in steps]) for row, steps in enumerate(by_row)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
@@ -225,7 +214,7 @@ def replay(kernel: Kernel, latents: Tensor, velocity: Tensor, following: Tensor,
 
 
 def grid_at(sigmas: Tensor, steps: Tensor) -> Grid:
-    """Return the grid of rows at given steps, (B,), of one schedule (T + 1,)."""
+    """Return the grid of rows at steps, (B,), of one schedule (T + 1,)."""
     return Grid(sigmas[steps], sigmas[steps + 1], sigmas[torch.ones_like(steps)])
 
 

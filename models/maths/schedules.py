@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 
-from configs.option_types import PositiveShare
+from flowmill.configs.option_types import PositiveShare
 
 
 def _distinct(steps: tuple[int, ...]) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ class Steps:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Steps whose latents must be stored: every trained step, its successor, and the further kept states."""
+        """Steps whose latents must be stored: every trained step, its successor, and the further stored states."""
         return tuple(sorted({state for step in self.trained for state in (step, step + 1)} | set(self.kept)))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.maths.tokens import WIDTH
+from flowmill.models.maths.tokens import WIDTH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ class SharedPrompts:
     """(B, W) int64 index into ``tail_ids`` of each token of a row; 0 for tokens of the prompt and padding."""
 
     @property
-    def kept(self) -> Tensor:
+    def output_positions(self) -> Tensor:
         """The (1 + N C,) packed positions whose outputs are used: the last of the prompt and all of completions."""
         first = int(self._tails[0, 0])
         return torch.arange(first, self.ids.shape[1], device=self.ids.device)
@@ -70,9 +70,9 @@ class SharedPrompts:
         return torch.zeros(self.visible.shape, dtype=dtype, device=self.ids.device).masked_fill(~self.visible, lowest)
 
     def tails(self, packed: Tensor) -> Tensor:
-        """Return the (B, 1 + C, ...) outputs at ``tail_ids`` of outputs (G, 1 + N C, ...) at ``kept``."""
-        found: Tensor = packed[self._groups[:, None], self._tails - self._tails[0, 0]]
-        return found
+        """Return the (B, 1 + C, ...) outputs at ``tail_ids`` of outputs (G, 1 + N C, ...) at ``output_positions``."""
+        outputs: Tensor = packed[self._groups[:, None], self._tails - self._tails[0, 0]]
+        return outputs
 
     def filled(self, size: int) -> SharedPrompts:
         """Return the packed form of ``size`` rows, of which those after the B rows equal the last one."""
@@ -82,8 +82,8 @@ class SharedPrompts:
 
     def packed(self, values: Tensor) -> Tensor:
         """Return (B, W) values of a row's tokens as (G, L) values of ``ids``; 0 for those of the prompt and padding."""
-        known = torch.where(self._places > 0, values, 0.0)
-        tails = values.new_zeros(self.tail_ids.shape).scatter(1, self._places, known)
+        own = torch.where(self._places > 0, values, 0.0)
+        tails = values.new_zeros(self.tail_ids.shape).scatter(1, self._places, own)
         # The last token of the prompt belongs to all rows of a group.
         return values.new_zeros(self.ids.shape).index_put((self._groups[:, None], self._tails[:, 1:]), tails[:, 1:])
 
@@ -130,9 +130,9 @@ def share_prompts(
 
     # The rows' completions, (B, C), read from the rows at prompt + 0, 1, ...
     places = torch.arange(completion, device=device)
-    wanted = (own[:, None] + places).clamp(max=ids.shape[1] - 1)
+    indices = (own[:, None] + places).clamp(max=ids.shape[1] - 1)
     real = places < length[:, None]
-    completions = torch.where(real, ids.gather(1, wanted), 0)
+    completions = torch.where(real, ids.gather(1, indices), 0)
 
     total = prompt + members * completion
     packed = torch.zeros(len(sizes), total, dtype=torch.int64, device=device)
@@ -150,7 +150,7 @@ def share_prompts(
 
     last = torch.full_like(own, prompt - 1)[:, None]
     inner = torch.arange(ids.shape[1], device=device) - own[:, None] + 1
-    known = (inner > 0) & (inner <= length[:, None])
+    is_own = (inner > 0) & (inner <= length[:, None])
     return SharedPrompts(
         ids=packed,
         positions=positions,
@@ -158,5 +158,5 @@ def share_prompts(
         tail_ids=torch.cat([ids[rows, own - 1][:, None], completions], 1),
         _groups=group,
         _tails=torch.cat([last, at], 1),
-        _places=torch.where(known, inner, 0),
+        _places=torch.where(is_own, inner, 0),
     )

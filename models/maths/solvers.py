@@ -1,5 +1,5 @@
 """Deterministic solvers for steps without noise. A solver carries its memory from step to step.
-Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``."""
+Legend: B rows, ... latent dims. Conventions as in ``flowmill.models.maths.transitions``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from models.maths.transitions import ODE, Grid, expand, predictions
+from flowmill.models.maths.transitions import ODE, Grid, expand, predictions
 
 if TYPE_CHECKING:
     from torch import Tensor

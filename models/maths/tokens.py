@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.devices import moved, widened
+from flowmill.models.devices import moved, widened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,8 @@ def log_probs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tu
     """Return ``token_log_probs``, and the entropy of each token's distribution, without gradient. Both are (B, W)
     float32; position 0 is 0."""
     log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
-    known = log_p.detach()
-    return _chosen(log_p, ids), torch.nn.functional.pad(-(known.exp() * known).sum(-1), (1, 0))
+    detached = log_p.detach()
+    return _chosen(log_p, ids), torch.nn.functional.pad(-(detached.exp() * detached).sum(-1), (1, 0))
 
 
 def _chosen(log_p: Tensor, ids: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Widths:
     """Determines the widths of batches of whole rows."""
 
     most: int | None = None
-    """Tokens of a run's longest row, where that is known; limits widths."""
+    """Tokens of a run's longest row, if available; limits widths."""
     limit: int | None = None
     """The model's maximum tokens: beyond it positions may be missing, or keys rotated in another way."""
 

@@ -14,8 +14,7 @@ Legend: B rows (each with its own sigma), ... latent dims, D their product. All 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeAlias
 
 import torch
@@ -52,15 +51,6 @@ class Gaussian:
         std = expand(self.std, self.mean)
         terms = -((value - self.mean) ** 2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
         return terms.flatten(1).mean(1)
-
-    def apart(self, sizes: Sequence[int]) -> list[Gaussian]:
-        """Return the distributions of parts of the next latents, of the given sizes along their first dim."""
-        return [replace(self, mean=mean) for mean in torch.split(self.mean, list(sizes), dim=1)]
-
-    def log_probs(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return (B, M) log-densities of M such parts of ``value`` (B, ...), each averaged over its own dims."""
-        parts = zip(self.apart(sizes), torch.split(value, list(sizes), dim=1), strict=True)
-        return torch.stack([step.log_prob(part) for step, part in parts], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,18 +19,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.maths.conditioning import Conditioning
-from models.memory.architectures import meta_decoder, meta_denoiser
-from models.memory.autocast_rules import CudaCasts
-from models.memory.conditioning_shapes import as_wide
-from models.memory.published import Architecture
-from models.policies.attention_masks import KnownLayouts, WholeMasks, with_content
-from models.policies.decoding import recompute_decoder
-from models.policies.diffusion import Images
-from models.policies.pipeline import PipelinePolicy
-from models.policies.trainable import Trainable
-from models.weights.lora import LoraSpec, targeted
-from models.weights.stored_weights import empty_model
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.memory.architectures import meta_decoder, meta_denoiser
+from flowmill.models.memory.autocast_rules import CudaCasts
+from flowmill.models.memory.conditioning_shapes import as_wide
+from flowmill.models.memory.published import Architecture
+from flowmill.models.policies.attention_masks import KnownLayouts, WholeMasks, with_content
+from flowmill.models.policies.decoding import recompute_decoder
+from flowmill.models.policies.diffusion import Images
+from flowmill.models.policies.pipeline import PipelinePolicy
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.weights.lora import LoraSpec, targeted
+from flowmill.models.weights.stored_weights import empty_model
 
 #: Any prompt; the shapes of conditioning do not depend on it.
 _PROMPT = "a photo"
@@ -41,11 +41,11 @@ _CPU = torch.device("cpu")
 _OVERLAP = (4 / 3) ** 2
 
 #: Blocks by the name of their list and their place in it.
-Kept = frozenset[tuple[str, int]]
+Blocks = frozenset[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TracedRows:
     """Inputs of a denoiser of the requested size, one row of each."""
 
     latents: Tensor
@@ -67,25 +67,25 @@ class PeakMemory(TorchDispatchMode):
         """Bytes in use."""
         self.peak: int = 0
         """Peak bytes in use."""
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation and record its outputs."""
-        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._note(leaf, given)
+                self._note(leaf, inputs)
         return result
 
-    def _note(self, tensor: Tensor, given: set[int]) -> None:
+    def _note(self, tensor: Tensor, inputs: set[int]) -> None:
         storage = tensor.untyped_storage()
         # Storages of inputs are not new, such as that of a view of a weight.
-        if id(storage) in given or storage in self._known:
+        if id(storage) in inputs or storage in self._counted:
             return
-        self._known.add(storage)
+        self._counted.add(storage)
         size = storage.nbytes()
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -140,7 +140,7 @@ class Footprints:
         for name in policy.denoisers:
             # The number of latent channels is in its config.
             setattr(policy.pipeline, name, large)
-        self._rows = Rows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
+        self._rows = TracedRows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
 
     def sampling(self, rows: int = 1) -> int:
         """Return the bytes of a forward of some rows without gradient, without weights."""
@@ -156,17 +156,17 @@ class Footprints:
 
     def decoding(self, rows: int = 1) -> int:
         """Return the bytes of decoding the final latents of some rows, without the autoencoder's weights."""
-        return self._known(self._decode, rows)[0]
+        return self._once(self._decode, rows)[0]
 
     def following(self, rows: int = 1) -> int:
         """Return the bytes of decoding the final latents of some rows and of the backward pass to them."""
-        return self._known(self._follow, rows)[0]
+        return self._once(self._follow, rows)[0]
 
-    def _known(self, work: Callable[..., tuple[int, ...]], *given: Any) -> tuple[int, ...]:
+    def _once(self, work: Callable[..., tuple[int, ...]], *args: Any) -> tuple[int, ...]:
         """Return the results of some work, which is traced once."""
-        if (work.__name__, *given) not in self._results:
-            self._results[work.__name__, *given] = work(*given)
-        return self._results[work.__name__, *given]
+        if (work.__name__, *args) not in self._results:
+            self._results[work.__name__, *args] = work(*args)
+        return self._results[work.__name__, *args]
 
     def _decode(self, rows: int) -> tuple[int]:
         vae, fakes = self._decoder()
@@ -209,38 +209,38 @@ class Footprints:
 
     def _of_blocks(self, work: Callable[..., tuple[int, ...]], rows: int, *, result: int = 0) -> int:
         """Return a result of some work of the whole model, from models with a few blocks of one kind."""
-        found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
+        groups = kinds(meta_denoiser(self._architecture), self._policy.blocks)
         try:
-            return extrapolated(lambda kept: self._known(work, kept, rows)[result], found)
+            return extrapolated(lambda chosen: self._once(work, chosen, rows)[result], groups)
         except DataDependentOutputException:
             # Models that choose a denoiser by each row's noise level are traced with one row.
             if rows == 1:
                 raise
             return rows * self._of_blocks(work, 1, result=result)
 
-    def _shortened(self, kept: Kept) -> nn.Module:
+    def _shortened(self, chosen: Blocks) -> nn.Module:
         """Return the denoiser with some of its blocks."""
         module = empty_model(lambda: meta_denoiser(self._architecture), self._policy.settings.dtype)
         module.requires_grad_(False)
         for name in self._policy.blocks:
             blocks = getattr(module, name, None)
             if isinstance(blocks, nn.ModuleList):
-                some = (block for place, block in enumerate(blocks) if (name, place) in kept)
+                some = (block for place, block in enumerate(blocks) if (name, place) in chosen)
                 setattr(module, name, nn.ModuleList(some))
         return module
 
-    def _sample(self, kept: Kept, rows: int = 1) -> tuple[int]:
+    def _sample(self, chosen: Blocks, rows: int = 1) -> tuple[int]:
         """Return the peak of a forward without gradient."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        self._take(kept, fakes)
+        self._take(chosen, fakes)
         with traced(fakes, layouts=self._policy.asks_layout) as memory, torch.no_grad():
             self._policy.velocity(*self._inputs(fakes, rows))
         return (memory.peak,)
 
-    def _train(self, kept: Kept, rows: int = 1) -> tuple[int, int]:
-        """Return the peak of a forward and backward, and the memory held between the two."""
+    def _train(self, chosen: Blocks, rows: int = 1) -> tuple[int, int]:
+        """Return the peak of a forward and backward, and the memory in use between the two."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        for parameter in self._take(kept, fakes):
+        for parameter in self._take(chosen, fakes):
             parameter.register_post_accumulate_grad_hook(forget_gradient)
         with traced(fakes, layouts=self._policy.asks_layout) as memory:
             latents, sigma, conditioning = self._inputs(fakes, rows)
@@ -250,12 +250,12 @@ class Footprints:
             velocity.square().mean().backward()  # type: ignore[no-untyped-call]
         return memory.peak, between
 
-    def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
+    def _take(self, chosen: Blocks, fakes: FakeTensorMode) -> list[nn.Parameter]:
         """Set denoisers with some of the blocks in the policy, and return the trained parameters."""
         # Allocations of another measurement must not count here.
         self._policy.forget_tables()
         for name in self._policy.denoisers:
-            setattr(self._policy.pipeline, name, self._shortened(kept))
+            setattr(self._policy.pipeline, name, self._shortened(chosen))
         for module in self._policy.denoisers.values():
             self._policy.prepare(module)
         lora, merged = self._fitting(), None
@@ -279,7 +279,7 @@ class Footprints:
         return replace(self._lora, targets=tuple(t for t in self._lora.targets if any(targeted(n, [t]) for n in names)))
 
     def _inputs(self, fakes: FakeTensorMode, rows: int) -> tuple[Tensor, Tensor, Conditioning]:
-        """Return latents, noise levels and conditioning of some rows, counted as they are made."""
+        """Return latents, noise levels and conditioning of some rows, counted as they are created."""
         positive, negative = (
             {name: _fake(row, fakes, rows) for name, row in self._rows.conditioning.items()} for _ in range(2)
         )
@@ -289,25 +289,25 @@ class Footprints:
 
 def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Return the indices of equal blocks (same class and shapes of parameters), with the name of their list."""
-    found: dict[tuple[str, Any], list[int]] = {}
+    groups: dict[tuple[str, Any], list[int]] = {}
     for name in blocks:
-        held = getattr(module, name, None)
-        if isinstance(held, nn.ModuleList):
-            for place, block in enumerate(held):
+        modules = getattr(module, name, None)
+        if isinstance(modules, nn.ModuleList):
+            for place, block in enumerate(modules):
                 shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
-                found.setdefault((name, (type(block), shapes)), []).append(place)
-    return [(name, places) for (name, _), places in found.items()]
+                groups.setdefault((name, (type(block), shapes)), []).append(place)
+    return [(name, places) for (name, _), places in groups.items()]
 
 
-def extrapolated(measure: Callable[[Kept], int], found: Sequence[tuple[str, Sequence[int]]]) -> int:
+def extrapolated(measure: Callable[[Blocks], int], groups: Sequence[tuple[str, Sequence[int]]]) -> int:
     """Return a measure of a whole model, from those of two and of three of its blocks of each kind.
 
-    The peak is in the last block of some kind: its own memory, and that kept by all blocks before it.
+    The peak is in the last block of some kind: its own memory, and that retained by all blocks before it.
     """
-    if all(len(places) <= _FEW for _, places in found):
-        return measure(frozenset((name, place) for name, places in found for place in places))
+    if all(len(places) <= _FEW for _, places in groups):
+        return measure(frozenset((name, place) for name, places in groups for place in places))
     largest = before = 0
-    for name, places in found:
+    for name, places in groups:
         few = measure(frozenset((name, place) for place in places[:_FEW]))
         more = measure(frozenset((name, place) for place in places[: _FEW + 1])) if len(places) > _FEW else few
         largest = max(largest, before + few + (more - few) * max(0, len(places) - _FEW))
@@ -317,18 +317,18 @@ def extrapolated(measure: Callable[[Kept], int], found: Sequence[tuple[str, Sequ
 
 def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
     """Replace the parameters and buffers of a meta module by fake CPU tensors, in place; tied ones stay tied."""
-    known: dict[int, Any] = {}
-    kept = []
+    copies: dict[int, Any] = {}
+    originals = []
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
-                if tensor is not None and id(tensor) not in known:
-                    made: Any = FakeTensor(fakes, tensor.detach().to("meta"), _CPU)
-                    known[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+        for slots in (part._parameters, part._buffers):
+            for name, tensor in slots.items():
+                if tensor is not None and id(tensor) not in copies:
+                    fake: Any = FakeTensor(fakes, tensor.detach().to("meta"), _CPU)
+                    copies[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if slots is part._parameters else fake
                     # While it lives no other tensor has its id.
-                    kept.append(tensor)
+                    originals.append(tensor)
                 if tensor is not None:
-                    held[name] = known[id(tensor)]
+                    slots[name] = copies[id(tensor)]
     return module
 
 
@@ -337,12 +337,12 @@ def _fake(row: Tensor, fakes: FakeTensorMode, rows: int) -> Tensor:
     with fakes:
         if row.is_floating_point():
             return torch.empty((rows, *row.shape[1:]), dtype=row.dtype)
-        made = torch.tensor(row.tolist() * rows)
-    if row.ndim == 1 and isinstance(made, FakeTensor):
+        copies = torch.tensor(row.tolist() * rows)
+    if row.ndim == 1 and isinstance(copies, FakeTensor):
         # The mode itself keeps the content of single numbers only; models that compute row by row read each.
         with with_content():
-            made.constant = row.repeat(rows)
-    return made
+            copies.constant = row.repeat(rows)
+    return copies
 
 
 def forget_gradient(parameter: Tensor) -> None:

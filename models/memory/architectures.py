@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from models.library_loading import diffusers_class, read_json
-from models.memory.published import Architecture, Transformer, of_class, pipelines
-from models.policies.pipeline_configs import whole
-from models.policies.pipeline_index import index_file, read_index_file
-from models.weights.stored_weights import on_meta
+from flowmill.models.library_loading import diffusers_class, read_json
+from flowmill.models.memory.published import Architecture, Transformer, of_class, pipelines
+from flowmill.models.policies.pipeline_configs import whole
+from flowmill.models.policies.pipeline_index import index_file, read_index_file
+from flowmill.models.weights.stored_weights import on_meta
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,11 +31,7 @@ _IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
 
 
 def architecture_of(path: str) -> Architecture | None:
-    """Return the architecture of a pipeline folder or a published model, or None if it is not known.
-
-    Raises:
-        ConfigError: a file of the folder is missing or cannot be read.
-    """
+    """Return the architecture of a pipeline folder or a published model, None for any other path."""
     folder = Path(path).expanduser()
     if not index_file(folder).is_file():
         return pipelines().get(path)
@@ -53,9 +49,9 @@ def meta_denoiser(architecture: Architecture) -> nn.Module:
 
 def meta_decoder(architecture: Architecture) -> nn.Module:
     """Return the autoencoder without weights."""
-    about = dict(architecture.vae)
-    made = diffusers_class(about.pop("class"))
-    return on_meta(lambda: made(**about))
+    arguments = dict(architecture.vae)
+    kind = diffusers_class(arguments.pop("class"))
+    return on_meta(lambda: kind(**arguments))
 
 
 def parameters(module: nn.Module) -> int:
@@ -69,65 +65,58 @@ def _local(folder: Path) -> Architecture | None:
     vae = folder / "vae" / "config.json"
     if not names or not vae.is_file():
         return None
-    config, about, made = read_json(folder / names[0] / "config.json"), read_json(vae), index[names[0]][1]
+    config, autoencoder, denoiser = read_json(folder / names[0] / "config.json"), read_json(vae), index[names[0]][1]
     fields: dict[str, Any] = {
         "config": {key: value for key, value in config.items() if not key.startswith("_")},
         "denoisers": len(names),
-        "latents": latent_shape(about),
-        "chunk": chunk_of(about),
+        "latents": latent_shape(autoencoder),
         "image_tokens": index["_class_name"] in _IMAGE_TOKENS,
         "text_parameters": sum(
             sum(stored_numbers(folder / name).values()) for name in index if name.startswith(_ENCODERS)
         ),
         "text": _text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
-        "vae": {"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
+        "vae": {
+            "class": index["vae"][1],
+            **{key: value for key, value in autoencoder.items() if not key.startswith("_")},
+        },
     }
-    return Architecture(denoiser=made, **{**of_class(made, config), **fields})
+    return Architecture(denoiser=denoiser, **{**of_class(denoiser, config), **fields})
 
 
 def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> Transformer:
     """Return the largest of a folder's text encoders."""
-    found = []
+    candidates = []
     for config in configs:
-        about = config.get("text_config") or config
-        sizes = {name: next((about[key] for key in keys if key in about), 0) for name, keys in _TEXT_SIZES.items()}
+        fields = config.get("text_config") or config
+        sizes = {name: next((fields[key] for key in keys if key in fields), 0) for name, keys in _TEXT_SIZES.items()}
         # T5 materializes attention scores; language models keep the outputs of all layers.
-        more = {"heads": about["num_heads"]} if "d_model" in about else {"kept": about.get("num_hidden_layers", 0)}
-        tables = 1 if about.get("tie_word_embeddings", True) else 2
-        found.append(Transformer(**sizes, **more, embedded=tables * about.get("vocab_size", 0) * sizes["width"]))
-    return max(found, key=lambda encoder: encoder.width * encoder.inner, default=Transformer(width=0, inner=0))
+        more = (
+            {"heads": fields["num_heads"]} if "d_model" in fields else {"retained": fields.get("num_hidden_layers", 0)}
+        )
+        tables = 1 if fields.get("tie_word_embeddings", True) else 2
+        candidates.append(Transformer(**sizes, **more, embedded=tables * fields.get("vocab_size", 0) * sizes["width"]))
+    return max(candidates, key=lambda encoder: encoder.width * encoder.inner, default=Transformer(width=0, inner=0))
 
 
 def stored_numbers(folder: Path) -> dict[str, int]:
     """Return the number of elements of each tensor in the safetensors files of a component, from their headers."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for file in folder.glob("*.safetensors"):
         try:
             with safe_open(file, framework="pt") as opened:
-                found |= {key: math.prod(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+                numbers |= {key: math.prod(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"'{file}' is no safetensors file ({error})") from None
-    return found
+    return numbers
 
 
-def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
+def latent_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return latent channels, and pixels per side and frames of a latent, from an autoencoder's config."""
-    if "z_dim" in about:
-        halvings = about.get("temperal_downsample", (False, True, True))
-        patch = about.get("patch_size") or 1
-        return about["z_dim"], patch * 2 ** len(halvings), 2 ** sum(halvings)
-    if "clip_length" in about:
-        sides = (math.prod(about[f"{name}_downsample_factors"]) for name in ("spatial", "temporal"))
-        return (about["latent_channels"], *sides)
-    if "spatial_compression_ratio" in about:
-        return about["latent_channels"], about["spatial_compression_ratio"], about["temporal_compression_ratio"]
-    levels = about.get("block_out_channels") or about["encoder_block_out_channels"]
-    return about["latent_channels"], 2 ** (len(levels) - 1), int(about.get("temporal_compression_ratio", 1))
-
-
-def chunk_of(about: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """Return ``Architecture.chunk``, from an autoencoder's config."""
-    if "clip_length" not in about:
-        return None
-    kept = -(-about["clip_length"] // math.prod(about["temporal_downsample_factors"]))
-    return about["clip_length"], kept, -about["token_drop"] % kept
+    if "z_dim" in config:
+        halvings = config.get("temperal_downsample", (False, True, True))
+        patch = config.get("patch_size") or 1
+        return config["z_dim"], patch * 2 ** len(halvings), 2 ** sum(halvings)
+    if "spatial_compression_ratio" in config:
+        return config["latent_channels"], config["spatial_compression_ratio"], config["temporal_compression_ratio"]
+    levels = config.get("block_out_channels") or config["encoder_block_out_channels"]
+    return config["latent_channels"], 2 ** (len(levels) - 1), int(config.get("temporal_compression_ratio", 1))

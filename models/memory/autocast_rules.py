@@ -48,18 +48,18 @@ class CudaCasts(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run a function, in float32 where CUDA would."""
-        name, given = func.__name__, dict(kwargs or {})
+        name, options = func.__name__, dict(kwargs or {})
         if func in (torch.Tensor.backward, torch.autograd.backward):
             return self._backward(*args)
         if torch.is_autocast_enabled("cpu"):
             if name in SINGLE_RESULT and _is_half(args[0]):
-                given["dtype"] = given.get("dtype") or torch.float32
+                options["dtype"] = options.get("dtype") or torch.float32
             elif name in SINGLE or name in _BEFORE:
-                args, given = tree_map(_widened, (args, given))
+                args, options = tree_map(_widened, (args, options))
             elif name in _MIXED:
                 with torch.autocast("cpu", enabled=False):
-                    return func(*args, **given)
-        return func(*args, **given)
+                    return func(*args, **options)
+        return func(*args, **options)
 
     def _backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of a scalar in this mode too: checkpointed blocks recompute their forwards in it."""

@@ -43,8 +43,10 @@ def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str
         # Tokens of source images have the width of generated ones.
         width = large["in_channels"] if row.shape[-1] == small.get("in_channels") else row.shape[-1]
         return torch.empty((*row.shape[:-1], width), dtype=dtype)
-    known = _vectors if row.ndim == 2 else _sequences
-    widths = [there for here, there in zip(known(small), known(large), strict=True) if here == row.shape[-1] and there]
+    widths_of = _vectors if row.ndim == 2 else _sequences
+    widths = [
+        there for here, there in zip(widths_of(small), widths_of(large), strict=True) if here == row.shape[-1] and there
+    ]
     return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
 
 

@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from configs.errors import ConfigError
-from models.memory.published import published
-from models.policies.causal_lm import CausalLM
-from models.policies.critic_lm import ValueModel
-from models.policies.language_classes import attention_of, check_causal, check_shares_prompts
-from models.policies.language_model_folders import CAUSAL, LanguageModels, hidden_size, load_language_config
-from models.weights.pretrained_loading import auto_from_config
-from models.weights.stored_weights import on_meta
+from flowmill.configs.errors import ConfigError
+from flowmill.models.memory.published import published
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.critic_lm import ValueModel
+from flowmill.models.policies.language_classes import attention_of, check_causal, check_shares_prompts
+from flowmill.models.policies.language_model_folders import CAUSAL, LanguageModels, hidden_size, load_language_config
+from flowmill.models.weights.pretrained_loading import auto_from_config
+from flowmill.models.weights.stored_weights import on_meta
 
 
 def language_config(path: str) -> Any:
-    """Return the transformers config of a model's folder or a published model, or None if it is not known."""
+    """Return the transformers config of a model's folder or a published model, None for any other path."""
     from transformers import AutoConfig
 
     folder = Path(path).expanduser()
     if folder.is_dir():
         return load_language_config(folder)
-    about = published("language").get(path)
-    return None if about is None else AutoConfig.for_model(**about)
+    fields = published("language").get(path)
+    return None if fields is None else AutoConfig.for_model(**fields)
 
 
 def meta_language_model(config: Any, attention: str | None = None, models: LanguageModels = CAUSAL) -> Any:
@@ -35,9 +35,6 @@ def meta_language_model(config: Any, attention: str | None = None, models: Langu
         config: config of transformers.
         attention: ``model.attention``.
         models: its classes.
-
-    Raises:
-        ConfigError: transformers has no such class, or the class does not support this attention.
     """
     called = attention_of(models.loader(), config, attention)
     return on_meta(lambda: auto_from_config(models.loader(), config, attn_implementation=called))
@@ -73,16 +70,13 @@ def check_class(
         family: the model family.
         critic: it is the backbone of a critic.
         shared: ``optimize.shared_prompts``.
-
-    Raises:
-        ConfigError: it cannot, or it cannot be made from its config; see ``language_classes``.
     """
     label = "critic.path" if critic else "model.path"
     config = language_config(str(folder))
     if config is None:
         return  # loading reports the error
     try:
-        made = meta_backbone(config, attention) if critic else meta_language_model(config, attention, family.models)
+        model = meta_backbone(config, attention) if critic else meta_language_model(config, attention, family.models)
     except ConfigError:
         raise
     except Exception as error:  # a class may fail in any way on inconsistent sizes
@@ -91,8 +85,8 @@ def check_class(
             "Save the model with save_pretrained(), or choose another one."
         ) from error
     if critic:
-        check_causal(folder, made, label=label, draws=False)
+        check_causal(folder, model, label=label, draws=False)
     else:
-        family.check_model(folder, made)
+        family.check_model(folder, model)
     if shared:
-        check_shares_prompts(made, label=label)
+        check_shares_prompts(model, label=label)

@@ -1,7 +1,7 @@
 """Sizes and activation memory of causal language models, from their configs alone.
 
-As for denoisers the real layers run on fake tensors, see ``models.memory.activation_tracing``; models with two and
-three layers are built, and the difference gives the memory of each further layer.
+As for denoisers the real layers run on fake tensors, see ``flowmill.models.memory.activation_tracing``; models with
+two and three layers are built, and the difference gives the memory of each further layer.
 
 Legend: B rows, W positions, V vocabulary.
 """
@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.maths.tokens import draw
-from models.memory.activation_tracing import extrapolated, fake_module, forget_gradient, traced
-from models.policies.causal_lm import CausalLM
-from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
-from models.policies.language_classes import attention_of
-from models.policies.language_model_folders import hidden_size
-from models.policies.pictures import KEPT_BYTES, Inputs
-from models.weights.pretrained_loading import auto_from_config
-from models.weights.stored_weights import empty_model
+from flowmill.models.maths.tokens import draw
+from flowmill.models.memory.activation_tracing import extrapolated, fake_module, forget_gradient, traced
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
+from flowmill.models.policies.language_classes import attention_of
+from flowmill.models.policies.language_model_folders import hidden_size
+from flowmill.models.policies.pictures import CACHED_BYTES, Inputs
+from flowmill.models.weights.pretrained_loading import auto_from_config
+from flowmill.models.weights.stored_weights import empty_model
 
 if TYPE_CHECKING:
-    from models.policies.base import PolicySettings
-    from models.policies.causal_lm import TrainableLM
-    from models.policies.critic_lm import TrainableCritic
-    from models.policies.trainable import Trainable
-    from models.weights.lora import LoraSpec
+    from flowmill.models.policies.base import PolicySettings
+    from flowmill.models.policies.causal_lm import TrainableLM
+    from flowmill.models.policies.critic_lm import TrainableCritic
+    from flowmill.models.policies.trainable import Trainable
+    from flowmill.models.weights.lora import LoraSpec
 
 
 #: Measures of models, which keep their results.
-_KNOWN: dict[tuple[Any, ...], TextFootprints] = {}
+_FOOTPRINTS: dict[tuple[Any, ...], TextFootprints] = {}
 
 
 class NotMeasuredError(Exception):
-    """A model's memory is not known without its weights; the message is a note."""
+    """A model's memory is unknown without its weights; the message is a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Sampled:
 
 
 class TextFootprints:
-    """Measures a language model, and its critic; results are kept."""
+    """Measures a language model, and its critic; results are cached."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class TextFootprints:
             prompt: width that all prompts are padded to.
             new: maximum tokens of a completion.
         """
-        kept = prompt + new - 1
-        cache = self._of_layers(self._cached, rows, kept)
-        last = self._of_layers(self._go_on, rows, kept)
+        width = prompt + new - 1
+        cache = self._of_layers(self._cached, rows, width)
+        last = self._of_layers(self._go_on, rows, width)
         first = self._peak(_begin, rows, prompt)
         return Sampled(cache=cache, work=max(0, max(first, last) - cache))
 
@@ -123,29 +123,29 @@ class TextFootprints:
         """Return the memory of a forward and backward of a critic with its own backbone."""
         return self._peak(_train_critic, rows, width, gradient=True)
 
-    def _peak(self, work: Callable[..., None], *given: int, gradient: bool = False) -> int:
+    def _peak(self, work: Callable[..., None], *sizes: int, gradient: bool = False) -> int:
         """Return the peak memory of some work with policy and critic."""
 
-        def measure(layers: int, *given: int) -> int:
+        def measure(layers: int, *sizes: int) -> int:
             policy, fakes = self._policy(layers)
             critic = self._critic(layers, fakes)
             with traced(fakes) as memory, torch.set_grad_enabled(gradient):
-                work(policy, critic, *given)
+                work(policy, critic, *sizes)
             return memory.peak
 
-        return self._of_layers(measure, *given, name=work.__name__)
+        return self._of_layers(measure, *sizes, name=work.__name__)
 
-    def _of_layers(self, measure: Callable[..., int], *given: int, name: str | None = None) -> int:
+    def _of_layers(self, measure: Callable[..., int], *sizes: int, name: str | None = None) -> int:
         """Return a measure of the whole model, from models with a few layers; each is traced once.
 
         Raises:
             NotMeasuredError: the class needs the values of tensors, for example to choose experts.
         """
-        key: tuple[str | int, ...] = (name or measure.__name__, *given)
+        key: tuple[str | int, ...] = (name or measure.__name__, *sizes)
         every = [("layers", range(int(self._config.get_text_config(decoder=True).num_hidden_layers)))]
         try:
             if key not in self._results:
-                self._results[key] = extrapolated(lambda kept: measure(len(kept), *given), every)
+                self._results[key] = extrapolated(lambda blocks: measure(len(blocks), *sizes), every)
         except Exception as error:  # layers of any class, on fake tensors
             kind = self._config.model_type
             raise NotMeasuredError(
@@ -172,27 +172,27 @@ class TextFootprints:
             return policy, _forward(policy, rows, max(1, width), None)[1], fakes
 
     def _shortened(self, layers: int) -> Any:
-        made = copy.deepcopy(self._config)
-        texts = made.get_text_config(decoder=True)
+        config = copy.deepcopy(self._config)
+        texts = config.get_text_config(decoder=True)
         texts.num_hidden_layers = layers
         if getattr(texts, "layer_types", None):
             texts.layer_types = texts.layer_types[:layers]
-        return made
+        return config
 
     def _policy(self, layers: int) -> tuple[TrainableLM, FakeTensorMode]:
         """Return a policy of some layers on fake tensors."""
         config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
         loader = self._family.models.loader()
         attention = attention_of(loader, config, self._settings.attention)
-        made_of = partial(auto_from_config, loader, config, attn_implementation=attention)
-        model: Any = empty_model(made_of, self._settings.dtype).eval()
+        build = partial(auto_from_config, loader, config, attn_implementation=attention)
+        model: Any = empty_model(build, self._settings.dtype).eval()
         if self._settings.gradient_checkpointing:
             recompute_layers(model)
         with torch.device("meta"):
             # Drawing the initial weights of adapters costs nothing there.
-            made = self._family(self._settings, model, None).trainable(self._lora, seed=0)
-        _make_fake(made, model, fakes)
-        return made, fakes
+            trainable = self._family(self._settings, model, None).trainable(self._lora, seed=0)
+        _make_fake(trainable, model, fakes)
+        return trainable, fakes
 
     def _critic(self, layers: int, fakes: FakeTensorMode) -> TrainableCritic | None:
         from transformers import AutoModel
@@ -203,21 +203,21 @@ class TextFootprints:
         backbone: Any = None
         if self._own:
             attention = attention_of(AutoModel, config, settings.attention, label="critic.path")
-            made_of = partial(auto_from_config, AutoModel, config, attn_implementation=attention)
-            backbone = empty_model(made_of, settings.dtype).eval()
+            build = partial(auto_from_config, AutoModel, config, attn_implementation=attention)
+            backbone = empty_model(build, settings.dtype).eval()
             if settings.gradient_checkpointing:
                 recompute_layers(backbone)
         with torch.device("meta"):
             head = ValueModel(backbone, hidden_size(config), torch.device("meta"))
-            made = CriticLM(settings, head).trainable(self._lora, seed=0)
-        _make_fake(made, head, fakes)
-        return made
+            trainable = CriticLM(settings, head).trainable(self._lora, seed=0)
+        _make_fake(trainable, head, fakes)
+        return trainable
 
 
 def encoding_bytes(config: Any, inputs: Inputs, *, trained: bool) -> int:
-    """Return the estimated bytes of encoding an image, and of kept features: eight vectors of the width of the encoder
-    and two of its inner layers per patch, of one layer, or of all where they are trained. The layers cannot be traced
-    without numbers, as their attention depends on the size of the image.
+    """Return the estimated bytes of encoding an image, and of cached features: eight vectors of the width of the
+    encoder and two of its inner layers per patch, of one layer, or of all where they are trained. The layers cannot be
+    traced without numbers, as their attention depends on the size of the image.
 
     Args:
         config: config of transformers.
@@ -230,7 +230,7 @@ def encoding_bytes(config: Any, inputs: Inputs, *, trained: bool) -> int:
     width = getattr(vision, "embed_dim", None) or vision.hidden_size
     inner = getattr(vision, "intermediate_size", None) or int(vision.mlp_ratio * width)
     layers = getattr(vision, "depth", None) or vision.num_hidden_layers
-    return int(patches * (8 * width + 2 * inner) * 4 * (layers if trained else 1)) + (0 if trained else KEPT_BYTES)
+    return int(patches * (8 * width + 2 * inner) * 4 * (layers if trained else 1)) + (0 if trained else CACHED_BYTES)
 
 
 def text_footprints(
@@ -244,19 +244,19 @@ def text_footprints(
 ) -> TextFootprints:
     """Return the measures of a model, the same object for equal arguments; see ``TextFootprints``."""
     key = (repr(config), settings, lora, critic, own, family)
-    if key not in _KNOWN:
-        _KNOWN[key] = TextFootprints(config, settings, lora, critic=critic, own=own, family=family)
-    return _KNOWN[key]
+    if key not in _FOOTPRINTS:
+        _FOOTPRINTS[key] = TextFootprints(config, settings, lora, critic=critic, own=own, family=family)
+    return _FOOTPRINTS[key]
 
 
-def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
+def _make_fake(trainable: Trainable, module: Any, fakes: FakeTensorMode) -> None:
     """Make a trained module's tensors fake, and drop gradients as soon as they are complete."""
     fake_module(module, fakes)
-    if made.merged is not None:
+    if trainable.merged is not None:
         with fakes:
             # Sums of weights and adapters are weights.
-            made.merged.refresh()
-    for parameter in made.parameters():
+            trainable.merged.refresh()
+    for parameter in trainable.parameters():
         parameter.register_post_accumulate_grad_hook(forget_gradient)
 
 
@@ -317,8 +317,8 @@ def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[to
 def _filled_tensors(cache: Any) -> list[torch.Tensor]:
     # Decoders of encoder-decoders have a second cache, which is not used here.
     layers = getattr(cache, "self_attention_cache", cache).layers
-    held = (getattr(layer, name, None) for layer in layers for name in ("keys", "values"))
-    return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
+    values = (getattr(layer, name, None) for layer in layers for name in ("keys", "values"))
+    return [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
 
 
 def _cache_bytes(cache: Any) -> int:

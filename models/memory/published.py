@@ -28,16 +28,12 @@ class Transformer:
     """Parameters of all parts."""
     heads: int = 0
     """Heads whose attention scores are materialized, as T5's are; 0: scores are never stored."""
-    kept: int = 0
-    """Layers whose outputs are kept until the last is computed."""
+    retained: int = 0
+    """Layers whose outputs are retained until the last is computed."""
     layers: int | None = None
     """Number of layers that gradients pass through."""
     gates: int = 1
     """Copies of the inner width that a layer's activation keeps for a gradient: 1 for GELU, 2 for its quick form."""
-    layered: int = 0
-    """Parameters in layers."""
-    largest: int = 0
-    """Parameters of the largest layer."""
     embedded: int = 0
     """Parameters of embeddings and heads of text encoders, which are not quantized."""
 
@@ -47,15 +43,15 @@ class Transformer:
         # both), and three of its inner width (the activation's input, its gate or sigmoid, its output).
         layer = tokens * (5 * self.width + 3 * self.inner) * number
         # Scores, and their softmax in float32 and back.
-        return layer + self.kept * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
+        return layer + self.retained * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
 
     def followed(self, tokens: int, number: int) -> int | None:
-        """Return the peak bytes with a gradient; None if the number of layers is not known."""
+        """Return the peak bytes with a gradient; None if the number of layers is unknown."""
         if self.layers is None:
             return None
         # Every layer keeps inputs and outputs of both norms, three projections, and the output of attention.
-        kept = tokens * self.layers * (6 * self.width + self.gates * self.inner)
-        return kept * number + self.row(tokens, number)
+        stored = tokens * self.layers * (6 * self.width + self.gates * self.inner)
+        return stored * number + self.row(tokens, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +69,7 @@ class Architecture:
     denoisers: int = 1
     """Number of denoisers."""
     latents: tuple[int, int, int] = (16, 8, 1)
-    """Latent channels, and pixels per side and frames of a latent."""
-    chunk: tuple[int, int, int] | None = None
-    """For autoencoders that encode clips in parts: frames and kept latents of a part, latents of the remainder;
-    None: the first latent is one frame, and each other one has ``latents[2]``."""
+    """Latent channels, and pixels per side and frames of a latent; the first latent of a clip is one frame."""
     text_tokens: int = 512
     """Text tokens, for models that attend to text and latents together."""
     further_text: int = 0
@@ -90,52 +83,49 @@ class Architecture:
 
     def latent_frames(self, frames: int) -> int:
         """Return the number of latent frames of a clip."""
-        if self.chunk is None:
-            return (frames - 1) // self.latents[2] + 1
-        length, kept, beyond = self.chunk
-        return frames // length * kept + beyond
+        return (frames - 1) // self.latents[2] + 1
 
     def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
         """Return the tokens of one row, without text; ``references``: pixels of its reference images."""
         unit = self.latents[1] * self.patch
-        made = self.latent_frames(frames) * (height // unit) * (width // unit)
-        return made * (2 if self.image_tokens else 1) + references // unit**2
+        count = self.latent_frames(frames) * (height // unit) * (width // unit)
+        return count * (2 if self.image_tokens else 1) + references // unit**2
 
 
 @cache
 def published(section: str) -> dict[str, Mapping[str, Any]]:
     """Return a section of the table."""
     # Constructors take tuples, which YAML lacks.
-    return {name: _tuples(about) for name, about in _table()[section].items()}
+    return {name: _tuples(fields) for name, fields in _table()[section].items()}
 
 
 @cache
 def pipelines() -> dict[str, Architecture]:
     """Return the architectures of published pipelines by id on the hub."""
     return {
-        path: Architecture(**{**of_class(about["denoiser"]), **about, "text": Transformer(**about["text"])})
-        for path, about in published("pipelines").items()
+        path: Architecture(**{**of_class(fields["denoiser"]), **fields, "text": Transformer(**fields["text"])})
+        for path, fields in published("pipelines").items()
     }
 
 
 @cache
 def encoders() -> dict[str, Transformer]:
     """Return the models of rewards by id on the hub."""
-    return {path: Transformer(**about) for path, about in published("rewards").items()}
+    return {path: Transformer(**fields) for path, fields in published("rewards").items()}
 
 
 def of_class(denoiser: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the fields of an architecture that follow from the class of its denoiser, and from a folder's config."""
-    known = dict(published("denoisers").get(denoiser, published("denoisers")["default"]))
-    if known.pop("patched", False) and config is not None:
-        known["patch"] = config.get("patch_size", 2)
-    return known
+    fields = dict(published("denoisers").get(denoiser, published("denoisers")["default"]))
+    if fields.pop("patched", False) and config is not None:
+        fields["patch"] = config.get("patch_size", 2)
+    return fields
 
 
 @cache
 def _table() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = yaml.safe_load(files("models.memory").joinpath("published.yaml").read_text())
-    return found
+    table: Mapping[str, Any] = yaml.safe_load(files("flowmill.models.memory").joinpath("published.yaml").read_text())
+    return table
 
 
 def _tuples(value: Any) -> Any:

@@ -9,45 +9,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.registry import Table, resolve
-from models.policies.clip_lengths import ClipLengths
+from flowmill.configs.registry import Table
+from flowmill.models.policies.clip_lengths import ClipLengths
 
 POLICIES = Table(
     {
-        "sd15": "models.policies.sd15:SD15",
-        "sdxl": "models.policies.sdxl:SDXL",
-        "sd3": "models.policies.sd3:SD3",
-        "flux1": "models.policies.flux1:Flux1",
-        "flux1_kontext": "models.policies.flux1:Flux1Kontext",
-        "flux2": "models.policies.flux2:Flux2",
-        "flux2_klein": "models.policies.flux2:Flux2Klein",
-        "flux3": "models.policies.flux3:Flux3",
-        "qwen_image": "models.policies.qwen_image:QwenImage",
-        "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
-        "qwen_image_edit_plus": "models.policies.qwen_image_edit:QwenImageEditPlus",
-        "qwen_image21": "models.policies.qwen_image21:QwenImage21",
-        "wan21": "models.policies.wan:Wan",
-        "wan22": "models.policies.wan:Wan22",
-        "wan22_ti2v": "models.policies.wan:Wan22TI2V",
-        "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
-        "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
-        "wan21_v2v": "models.policies.wan_v2v:WanVideoToVideo",
-        "wan22_ti2v_i2v": "models.policies.wan_i2v:Wan22TI2VImage",
-        "z_image": "models.policies.z_image:ZImage",
-        "sana": "models.policies.sana:Sana",
-        "sana_video": "models.policies.sana:SanaVideo",
-        "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
-        "hunyuan_video15_i2v": "models.policies.hunyuan_video15_i2v:HunyuanVideo15ImageToVideo",
-        "cogvideox": "models.policies.cogvideox:CogVideoX",
-        "ltx2": "models.policies.ltx2:LTX2",
-        "ltx2_i2v": "models.policies.ltx2_i2v:LTX2ImageToVideo",
-        "minimax_h3": "models.policies.minimax_h3:MiniMaxH3",
-        "minimax_h3_fl2v": "models.policies.minimax_h3_fl2v:MiniMaxH3Frames",
-        "causal_lm": "models.policies.causal_lm:CausalLM",
-        "vision_lm": "models.policies.vision_lm:VisionLM",
-        "janus": "models.policies.janus:Janus",
+        "sd15": "flowmill.models.policies.sd15:SD15",
+        "sdxl": "flowmill.models.policies.sdxl:SDXL",
+        "sd3": "flowmill.models.policies.sd3:SD3",
+        "flux1": "flowmill.models.policies.flux1:Flux1",
+        "flux1_kontext": "flowmill.models.policies.flux1:Flux1Kontext",
+        "flux2": "flowmill.models.policies.flux2:Flux2",
+        "flux2_klein": "flowmill.models.policies.flux2:Flux2Klein",
+        "flux3": "flowmill.models.policies.flux3:Flux3",
+        "qwen_image": "flowmill.models.policies.qwen_image:QwenImage",
+        "qwen_image_edit": "flowmill.models.policies.qwen_image_edit:QwenImageEdit",
+        "qwen_image_edit_plus": "flowmill.models.policies.qwen_image_edit:QwenImageEditPlus",
+        "qwen_image21": "flowmill.models.policies.qwen_image21:QwenImage21",
+        "wan21": "flowmill.models.policies.wan:Wan",
+        "wan22": "flowmill.models.policies.wan:Wan22",
+        "wan22_ti2v": "flowmill.models.policies.wan:Wan22TI2V",
+        "wan21_i2v": "flowmill.models.policies.wan_i2v:Wan21ImageToVideo",
+        "wan22_i2v": "flowmill.models.policies.wan_i2v:Wan22ImageToVideo",
+        "wan21_v2v": "flowmill.models.policies.wan_v2v:WanVideoToVideo",
+        "wan22_ti2v_i2v": "flowmill.models.policies.wan_i2v:Wan22TI2VImage",
+        "z_image": "flowmill.models.policies.z_image:ZImage",
+        "sana": "flowmill.models.policies.sana:Sana",
+        "sana_video": "flowmill.models.policies.sana:SanaVideo",
+        "hunyuan_video15": "flowmill.models.policies.hunyuan_video15:HunyuanVideo15",
+        "hunyuan_video15_i2v": "flowmill.models.policies.hunyuan_video15_i2v:HunyuanVideo15ImageToVideo",
+        "cogvideox": "flowmill.models.policies.cogvideox:CogVideoX",
+        "ltx2": "flowmill.models.policies.ltx2:LTX2",
+        "ltx2_i2v": "flowmill.models.policies.ltx2_i2v:LTX2ImageToVideo",
+        "causal_lm": "flowmill.models.policies.causal_lm:CausalLM",
+        "vision_lm": "flowmill.models.policies.vision_lm:VisionLM",
+        "janus": "flowmill.models.policies.janus:Janus",
     },
-    like="models.policies.base:Policy",
+    like="flowmill.models.policies.base:Policy",
+    removed=dict.fromkeys(("minimax_h3", "minimax_h3_fl2v"), "Clips with sound: choose 'ltx2' or 'ltx2_i2v'."),
 )
 #: Kinds of families other than denoisers.
 FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens", "vision_lm": "tokens", "janus": "image_tokens"}
@@ -55,19 +54,17 @@ FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens", "vision_lm": "tokens",
 BLANK_GUIDANCE = frozenset({"janus"})
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
-#: Families whose guidance is in their weights: there is no scale, and no negative prompt.
-DISTILLED_GUIDANCE = frozenset({"minimax_h3", "minimax_h3_fl2v"})
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
     (
         "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v "
-        "hunyuan_video15_i2v ltx2_i2v minimax_h3_fl2v"
+        "hunyuan_video15_i2v ltx2_i2v"
     ).split()
 )
 #: Subset whose prompts come with a clip.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 #: Subset that uses the second of two images as the last frame of the clip.
-LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v", "minimax_h3_fl2v"})
+LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
 REFERENCES: Mapping[str, int] = {
     **dict.fromkeys(("flux2", "flux2_klein", "flux3", "qwen_image21"), 0),
@@ -76,7 +73,7 @@ REFERENCES: Mapping[str, int] = {
 #: Maximum images per prompt of vision-language models, the default of their option ``images``.
 VISION_IMAGES = 8
 #: Families with modular pipelines: diffusers has no device_map for them.
-MODULAR = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v"})
+MODULAR = frozenset({"flux3"})
 #: Families with an option that prepends an instruction to prompts but not to negative prompts.
 INSTRUCTED = frozenset({"sana", "sana_video"})
 #: Families whose decoding needs more than the denoised latents, so that reward gradients cannot reach them.
@@ -91,17 +88,11 @@ VIDEO: Mapping[str, ClipLengths] = {
         ClipLengths(every=4),
     ),
     **dict.fromkeys(("cogvideox", "ltx2", "ltx2_i2v"), ClipLengths(every=8)),
-    **dict.fromkeys(
-        ("minimax_h3", "minimax_h3_fl2v"),
-        ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
-    ),
 }
 #: Frames per second of families with sound; the default of the option ``frame_rate`` if they have it.
-FRAME_RATE: Mapping[str, float] = dict.fromkeys(("ltx2", "ltx2_i2v", "minimax_h3", "minimax_h3_fl2v"), 24.0)
+FRAME_RATE: Mapping[str, float] = dict.fromkeys(("ltx2", "ltx2_i2v"), 24.0)
 #: Families whose clips have sound.
 HEARD = frozenset(FRAME_RATE)
-#: Families whose samples have several modalities with separate log-probs, in the order of their latents.
-MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(FRAME_RATE, ("video", "audio"))
 #: ``model.options`` that embeddings do not depend on; they depend on all others, and on all options of custom families.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
@@ -123,16 +114,9 @@ FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 DIVIDED_STEPS: Mapping[str, int] = {"cogvideox": 1000}
 #: First and last noise level of published models of families that do not go from 1 to 0; other models may differ.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
-#: First and last level of published models of families that were not trained on all levels from 1 to 0. The CogVideoX
-#: value is that of 2B; 5B ends at 0.0283.
+#: First and last level of published models of families that were trained on timesteps, not on all levels from 1 to 0.
+#: The CogVideoX value is that of 2B; 5B ends at 0.0283.
 KNOWN_LEVELS: Mapping[str, tuple[float, float]] = {**NOISE_RANGE, "cogvideox": (1.0, 0.0481)}
-
-
-def modalities_of(family: str) -> tuple[str, ...]:
-    """Return the modalities of a family's samples, in the order of their latents; empty if there is only one."""
-    if family in POLICIES:
-        return MODALITIES.get(family, ())
-    return getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
 
 
 def most_images(family: str, options: Mapping[str, Any]) -> int | None:

@@ -61,7 +61,7 @@ FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
 UNSPLIT = frozenset(
     (
         "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 hunyuan_video15_i2v qwen_image21 flux3 ltx2 ltx2_i2v "
-        "minimax_h3 minimax_h3_fl2v cogvideox"
+        "cogvideox"
     ).split()
 )
 #: Families whose text is padded and masked in every attention.
@@ -73,11 +73,11 @@ MASKED = frozenset(
 
 
 def attention_identity(name: str | None) -> str:
-    """Return a backend's entry in a fingerprint: 'exact', or the name of one that is not known to be exact."""
+    """Return a backend's entry in a fingerprint: 'exact', or the name of one that may be inexact."""
     if name is None:
         return "exact"
-    known = BACKENDS.get(name)
-    return "exact" if known is not None and known.exact else name
+    backend = BACKENDS.get(name)
+    return "exact" if backend is not None and backend.exact else name
 
 
 def set_attention(module: Any, backend: str) -> None:

@@ -26,7 +26,7 @@ class WholeMasks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run a function, or return its known result."""
+        """Run a function, or return its result, where it has one."""
         if func is torch.Tensor.__bool__ and _is_empty(args[0]):
             return True
         if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
@@ -45,20 +45,20 @@ class KnownLayouts(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run a function, with content if all its inputs have content."""
-        given = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
-        if func in (torch.arange, torch.tensor) or (tensors and all(map(_is_known, tensors))):
+        options = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+        if func in (torch.arange, torch.tensor) or (tensors and all(map(_has_content, tensors))):
             with _disable_current_modes():
-                result = func(*args, **given)
+                result = func(*args, **options)
             if func is not torch.tensor or not result.is_floating_point():
                 return result
-        if func in (torch.Tensor.repeat_interleave, torch.repeat_interleave) and _is_known(args[1]):
+        if func in (torch.Tensor.repeat_interleave, torch.repeat_interleave) and _has_content(args[1]):
             with _disable_current_modes():
                 places = torch.arange(len(args[1])).repeat_interleave(args[1])
-            return args[0].index_select(given["dim"], places)
+            return args[0].index_select(options["dim"], places)
         if func is torch.Tensor.__setitem__:
             args = (args[0], _as_places(args[1]), args[2])
-        return func(*args, **given)
+        return func(*args, **options)
 
 
 def with_content() -> AbstractContextManager[Any]:
@@ -71,11 +71,11 @@ def _as_places(index: Any) -> Any:
     with _disable_current_modes():
         if isinstance(index, tuple):
             return tuple(_as_places(part) for part in index)
-        picks = isinstance(index, torch.Tensor) and index.dtype == torch.bool and _is_known(index)
+        picks = isinstance(index, torch.Tensor) and index.dtype == torch.bool and _has_content(index)
         return index.nonzero()[:, 0] if picks else index
 
 
-def _is_known(value: Any) -> bool:
+def _has_content(value: Any) -> bool:
     """Return whether a tensor has content and is not floating point."""
     return isinstance(value, torch.Tensor) and not _is_empty(value) and not value.is_floating_point()
 

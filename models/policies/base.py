@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
-from configs.errors import ConfigError
-from configs.model import QuantizeSection
-from configs.schema import RunConfig
-from models.policies.attention import BACKENDS, Backend
-from models.policies.compute_meter import Meter
-from models.policies.parts import Part
-from models.policies.tokenization import Reader
-from models.weights.quantized import compute_dequantized
-from models.weights.stored_weights import StoredWeights
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.model import QuantizeSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.attention import BACKENDS, Backend
+from flowmill.models.policies.compute_meter import Meter
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.tokenization import Reader
+from flowmill.models.weights.quantized import compute_dequantized
+from flowmill.models.weights.stored_weights import StoredWeights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,7 @@ class PolicySettings:
     empty: bool = False
     """Create trained modules without weights, on the meta device; sharding then reads each rank's part."""
     quantize: QuantizeSection | None = None
-    """Quantizers of frozen weights; see ``models.weights.quantized``."""
+    """Quantizers of frozen weights; see ``flowmill.models.weights.quantized``."""
 
 
 class Policy(ABC):
@@ -76,7 +76,7 @@ class Policy(ABC):
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts for records about how it computes, as far as they follow from the model."""
+        """Facts for records on how it computes, as far as they follow from the model."""
         return {}
 
     @classmethod
@@ -89,7 +89,7 @@ class Policy(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, settings: Any, parts: frozenset[Part], options: Mapping[str, Any]) -> Policy:
-        """Load the given parts of a model's folder; raise ConfigError if the folder holds another model, or an option
+        """Load some parts of a model's folder; raise ConfigError if the folder holds another model, or an option
         or size is not valid."""
 
     @classmethod
@@ -104,12 +104,12 @@ class Policy(ABC):
         like: Path | None = None,
         log_probs: bool = False,
     ) -> Any:
-        """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained. Raises
-        ConfigError if the family has no critics, or the critic's model does not fit.
+        """Load a critic for such policies; return its ``flowmill.models.policies.trainable:Trainable``, untrained.
+        Raises ConfigError if the family has no critics, or the critic's model does not fit.
 
         Args:
             own: True: it has its own backbone; False: it is a head on the policy's hidden states.
-            lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
+            lora: ``flowmill.models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
             like: folder of the base model, if it differs: the critic must use the policy's tokens.
             log_probs: it also reads the log-probs of sampled tokens.
         """
@@ -121,15 +121,15 @@ class Policy(ABC):
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
         """Return the ``trained`` modules of a local model on the meta device, from its configs alone. ``critic``:
-        return those of a critic with its own backbone instead. Returns modules by name; empty if they are only known
+        return those of a critic with its own backbone instead. Returns modules by name; empty if they only exist
         once the model is loaded."""
         return {}
 
     @classmethod
     def read_adapter(cls, path: str) -> Any:
-        """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``. Raises ConfigError
-        if there are no adapters, their kind cannot be trained, or the family does not read adapters. ``path``: a
-        safetensors file, or a folder with one."""
+        """Read adapters to start training from; return a ``flowmill.models.weights.lora_start:StartAdapter``. Raises
+        ConfigError if there are no adapters, their kind cannot be trained, or the family does not read adapters.
+        ``path``: a safetensors file, or a folder with one."""
         raise ConfigError(
             f"model.lora.start: {cls.__name__} reads no adapters. Leave it out, or write its class a read_adapter()."
         )
@@ -176,9 +176,9 @@ class Policy(ABC):
 
     @abstractmethod
     def trainable(self, lora: Any, *, seed: int) -> Any:
-        """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``. Raises
-        ConfigError if a LoRA target matches no module. ``lora``: ``models.weights.lora:LoraSpec`` of adapters to add,
-        or None to train all weights."""
+        """Make this freshly loaded policy trainable; return its ``flowmill.models.policies.trainable:Trainable``.
+        Raises ConfigError if a LoRA target matches no module. ``lora``: ``flowmill.models.weights.lora:LoraSpec`` of
+        adapters to add, or None to train all weights."""
 
     @property
     def entered(self) -> list[nn.Module]:

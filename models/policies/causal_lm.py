@@ -3,7 +3,7 @@ Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from configs.registry import build
-from configs.schema import RunConfig
-from models.maths.tokens import log_probs_and_entropy, token_log_probs
-from models.policies.attention import LANGUAGE_BACKENDS
-from models.policies.base import Policy, PolicySettings
-from models.policies.critic_lm import (
+from flowmill.configs.registry import build
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.tokens import log_probs_and_entropy, token_log_probs
+from flowmill.models.policies.attention import LANGUAGE_BACKENDS
+from flowmill.models.policies.base import Policy, PolicySettings
+from flowmill.models.policies.critic_lm import (
     CRITIC,
     CriticLM,
     TrainableCritic,
@@ -25,32 +25,41 @@ from models.policies.critic_lm import (
     let_recompute,
     recompute_layers,
 )
-from models.policies.language_classes import at, attention_of, check_causal, check_installed, shared_inputs, whole
-from models.policies.language_model_folders import (
+from flowmill.models.policies.language_classes import (
+    at,
+    attention_of,
+    cache_name,
+    check_causal,
+    check_installed,
+    shared_inputs,
+    whole,
+)
+from flowmill.models.policies.language_model_folders import (
     CAUSAL,
     LanguageModels,
     check_critic,
     check_folder,
     context_length,
+    end_tokens,
     hidden_size,
     load_language_config,
     load_tokenizer,
     read_generation_config,
 )
-from models.policies.parts import Part
-from models.policies.trainable import Trainable
-from models.weights.lora import LoraSpec
-from models.weights.lora_files import sorted_sets
-from models.weights.lora_start import StartAdapter, peft_adapter
-from models.weights.pretrained_loading import auto_from_config, load_pretrained
-from models.weights.quantized import quantization_config
-from models.weights.stored_weights import StoredWeights, empty_model, on_meta
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.models.weights.lora_files import save_peft
+from flowmill.models.weights.lora_start import StartAdapter, peft_adapter
+from flowmill.models.weights.pretrained_loading import auto_from_config, load_pretrained
+from flowmill.models.weights.quantized import quantization_config
+from flowmill.models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from models.maths.shared_prompts import SharedPrompts
-    from models.policies.pictures import Pictures
+    from flowmill.models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.policies.pictures import Pictures
 
 #: The trained module by its name.
 MODEL = "model"
@@ -110,8 +119,8 @@ class CausalLM(Policy):
             loading = {"dtype": settings.dtype, "use_safetensors": True, **called}
             quantizer = None if settings.quantize is None else settings.quantize.name
             if quantizer is not None:
-                about = (quantizer, "transformers", settings.dtype, settings.device)
-                loading["quantization_config"] = quantization_config(*about)
+                arguments = (quantizer, "transformers", settings.dtype, settings.device)
+                loading["quantization_config"] = quantization_config(*arguments)
             model = load_pretrained(loader, folder, label="model.path", **loading).to(settings.device)
         cls.check_model(folder, model)
         # Dropout would make the first ratios differ from 1.
@@ -155,9 +164,9 @@ class CausalLM(Policy):
             check_critic(folder, like)
         check_folder(folder, cls.models)
         options = {"log_probs": log_probs}
-        made = CriticLM.load(folder, settings, frozenset(), options) if own else CriticLM.on_policy(folder, settings)
-        cls.prepare_critic(made, folder if like is None else like)
-        return made.trainable(lora, seed=seed)
+        critic = CriticLM.load(folder, settings, frozenset(), options) if own else CriticLM.on_policy(folder, settings)
+        cls.prepare_critic(critic, folder if like is None else like)
+        return critic.trainable(lora, seed=seed)
 
     @classmethod
     def prepare_critic(cls, critic: CriticLM, folder: Path) -> None:
@@ -173,9 +182,9 @@ class CausalLM(Policy):
             model = on_meta(lambda: auto_from_config(cls.models.loader(), config))
             cls.check_model(folder, model)
             return {MODEL: model}
-        made = on_meta(lambda: auto_from_config(AutoModel, config))
-        check_causal(folder, made, label="critic.path")
-        return {CRITIC: ValueModel(made, hidden_size(config), torch.device("meta"))}
+        backbone = on_meta(lambda: auto_from_config(AutoModel, config))
+        check_causal(folder, backbone, label="critic.path")
+        return {CRITIC: ValueModel(backbone, hidden_size(config), torch.device("meta"))}
 
     @classmethod
     def read_adapter(cls, path: str) -> StartAdapter:
@@ -196,11 +205,8 @@ class CausalLM(Policy):
 
     def save_lora(self, folder: Path) -> None:
         """Write the adapter for peft's ``PeftModel.from_pretrained``."""
-        for name, config in self.model.peft_config.items():
-            # peft writes sets in an order that differs between processes.
-            for setting, value in sorted_sets(vars(config)).items():
-                setattr(self.model.peft_config[name], setting, value)
-        self.model.save_pretrained(folder)
+        save_peft(folder, self.model)
+        self.model.generation_config.save_pretrained(folder)
 
     def save_reader(self, folder: Path) -> None:
         """Write the reader of prompts: the tokenizer."""
@@ -213,12 +219,9 @@ class CausalLM(Policy):
     @property
     def eos(self) -> frozenset[int]:
         """Tokens that end a completion: those of the tokenizer and of the model's configuration files."""
-        configs = {id(each): each for each in (self.model.config, self.model.config.get_text_config(decoder=True))}
-        named = [self.tokenizer.eos_token_id, *(getattr(each, "eos_token_id", None) for each in configs.values())]
-        own = getattr(self.model, "generation_config", None)
-        named.append(None if own is None else own.eos_token_id)
-        flat = [token for each in named for token in (each if isinstance(each, list | tuple) else [each])]
-        return frozenset(int(token) for token in flat if token is not None)
+        config = self.model.config
+        generation = getattr(self.model, "generation_config", None)
+        return frozenset(end_tokens(self.tokenizer, generation, config, config.get_text_config(decoder=True)))
 
     @property
     def context_length(self) -> int | None:
@@ -237,9 +240,10 @@ class CausalLM(Policy):
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Return the next token's logits; see ``maths.generation.Forward``."""
         with self._autocast(), self._keeping_cache():
-            given = self.inputs(self.model, ids, mask, positions) if cache is None else at(self.model, ids, positions)
-            out = self.model(attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1, **given)
-        return self.allowed(out.logits)[:, -1], out.past_key_values
+            inputs = self.inputs(self.model, ids, mask, positions) if cache is None else at(self.model, ids, positions)
+            inputs[name := cache_name()] = cache
+            out = self.model(attention_mask=mask, use_cache=True, logits_to_keep=1, **inputs)
+        return self.allowed(out.logits)[:, -1], out[name]
 
     def inputs(self, model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
         """Return the arguments of a model for rows from their first token on: whole ones, padded on the right, or with
@@ -271,15 +275,16 @@ class CausalLM(Policy):
             ids: (B, W) int64, padded on the right with any token.
             modules: modules to call instead of the policy's own (a reference).
             hidden: also return ``hidden_states``; the logits are computed from the last, (B, W, H).
-            shared: call the model with this packed form of the rows; logits are (G, 1 + N C, V), at ``shared.kept``.
+            shared: call the model with this packed form of the rows; logits (G, 1 + N C, V) are at
+                ``shared.output_positions``.
         """
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
             if shared is None:
-                given = self.inputs(model, ids, None, None)
+                inputs = self.inputs(model, ids, None, None)
             else:
-                given = {**shared_inputs(shared, self.settings.dtype), "logits_to_keep": shared.kept}
-            out = model(**given, use_cache=False, output_hidden_states=hidden)
+                inputs = {**shared_inputs(shared, self.settings.dtype), "logits_to_keep": shared.output_positions}
+            out = model(**inputs, use_cache=False, output_hidden_states=hidden)
         self.allowed(out.logits)
         return out
 
@@ -301,16 +306,13 @@ class CausalLM(Policy):
 
 
 class TrainableLM(Trainable):
-    """A trained language model, and the log-probs of its reference.
-
-    Rows with ``shared`` are computed from its packed form; values of tokens of prompts are then 0.
-    """
+    """A trained language model, and the log-probs of its reference. Rows with ``shared`` are computed from its packed
+    form; values of tokens of prompts are then 0."""
 
     policy: CausalLM
 
     def log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> tuple[Tensor, Tensor]:
-        """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without. ``ids``: (B, W) int64,
-        padded on the right with any token; ``temperature``: divides logits."""
+        """Return the (B, W) log-probs of tokens, with gradient, and entropies, without; see ``CausalLM.forward``."""
         logits = self.policy.forward(ids, shared=shared).logits
         return self._of_tokens(log_probs_and_entropy, logits, ids, temperature, shared)
 
@@ -319,8 +321,8 @@ class TrainableLM(Trainable):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``log_probs`` and the (B, W, H) last hidden states, without gradient; (G, L, H) of packed rows."""
         out = self.policy.forward(ids, hidden=True, shared=shared)
-        found = self._of_tokens(log_probs_and_entropy, out.logits, ids, temperature, shared)
-        return *found, out.hidden_states[-1].detach()
+        values = self._of_tokens(log_probs_and_entropy, out.logits, ids, temperature, shared)
+        return *values, out.hidden_states[-1].detach()
 
     @torch.no_grad()
     def reference_log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> Tensor:
@@ -334,15 +336,10 @@ class TrainableLM(Trainable):
             if not reference:
                 raise RuntimeError("set_reference() must be called before reference_log_probs()")
             logits = self.policy.forward(ids, reference, shared=shared).logits
-        return self._of_tokens(lambda *given: (token_log_probs(*given),), logits, ids, temperature, shared)[0]
+        return self._of_tokens(lambda *args: (token_log_probs(*args),), logits, ids, temperature, shared)[0]
 
     def _of_tokens(
-        self,
-        function: Callable[[Tensor, Tensor, float], tuple[Tensor, ...]],
-        logits: Tensor,
-        ids: Tensor,
-        temperature: float,
-        shared: SharedPrompts | None,
+        self, function: Any, logits: Tensor, ids: Tensor, temperature: float, shared: SharedPrompts | None
     ) -> Any:
         """Return the results of a function of logits and ids, (B, W) each."""
         if shared is None:

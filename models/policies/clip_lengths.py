@@ -7,34 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipLengths:
-    """Clips of u n + r frames."""
+    """Clips of u n + 1 frames."""
 
     every: int
     """u, the difference between successive lengths."""
-    beyond: int = 1
-    """r."""
-    least: int = 1
-    """Frames of the shortest clip."""
-    most: int | None = None
-    """Frames of the longest clip; None: there is no limit."""
-    seconds: str = ""
-    """The limits in seconds, for messages."""
 
     def __contains__(self, frames: int) -> bool:
-        return self._within(frames) and frames % self.every == self.beyond % self.every
+        return frames >= 1 and frames % self.every == 1
 
     def __str__(self) -> str:
-        bounds = "" if self.most is None else f", {self.least} to {self.most} of them ({self.seconds})"
-        return f"{self.every} n + {self.beyond} frames{bounds}"
+        return f"{self.every} n + 1 frames"
 
     def nearest(self, frames: int) -> str:
         """Return the supported lengths nearest to an unsupported one, as a sentence without its period."""
-        below = frames - (frames - self.beyond) % self.every
-        ends = [self.least, *([] if self.most is None else [self.most])]
-        found = [each for each in (below, below + self.every) if self._within(each)] or [
-            min(ends, key=lambda n: abs(n - frames))
-        ]
-        return f"The nearest {'are' if len(found) > 1 else 'is'} {' and '.join(map(str, found))}"
-
-    def _within(self, frames: int) -> bool:
-        return frames >= self.least and (self.most is None or frames <= self.most)
+        below = frames - (frames - 1) % self.every
+        return f"The nearest are {below} and {below + self.every}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from configs.errors import ConfigError
-from models.policies.clip_lengths import ClipLengths
-from models.policies.diffusion import DiffusionSettings
-from models.policies.nan_checks import pixels
-from models.policies.pipeline import PipelinePolicy
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.clip_lengths import ClipLengths
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.nan_checks import pixels
+from flowmill.models.policies.pipeline import PipelinePolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ class ClipPolicy(PipelinePolicy):
 
     lengths: ClassVar[ClipLengths] = ClipLengths(every=4)
     frames_argument: ClassVar[str] = "num_frames"
-    first_given: ClassVar[bool] = False
+    fixed_first: ClassVar[bool] = False
     """The first frame is that of an image and stays fixed; chains hold the others, see ``finished``."""
 
     def noise_channels(self) -> int:
@@ -53,7 +53,7 @@ class ClipPolicy(PipelinePolicy):
                 f"model.frames is {settings.frames}, but this model takes {cls.lengths}. "
                 f"{cls.lengths.nearest(settings.frames)}."
             )
-        if cls.first_given and settings.frames == 1:
+        if cls.fixed_first and settings.frames == 1:
             raise ConfigError(
                 f"model.frames is 1, but the first frame of model.policy '{cls.family}' is the image, and nothing is "
                 f"left to make. Set it to {cls.lengths.every + 1} or more."
@@ -61,9 +61,9 @@ class ClipPolicy(PipelinePolicy):
         super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return the frames of clips; raise ConfigError if the first is given, as gradients are taken from latents that
+        """Return the frames of clips; raise ConfigError if the first is fixed, as gradients are taken from latents that
         lack it."""
-        if self.first_given:
+        if self.fixed_first:
             raise ConfigError(
                 f"model.policy '{self.family}': clips are decoded with the image they start from, which the decoding "
                 "for reward gradients does not get. Choose an optimize.algorithm that needs no gradients."

@@ -1,7 +1,7 @@
 """CogVideoX text to video (CogVideoXPipeline): a transformer over clips and a schedule that starts from pure noise.
 
-Its DDIM scheduler writes DDIM's step as ``a_t x + b_t x0``. This equals the step of ``models.policies.ddim`` on
-another schedule, with levels from 1 (no signal at the first timestep) to 0 (alpha_bar is 1 after the last).
+Its DDIM scheduler writes DDIM's step as ``a_t x + b_t x0``. This equals the step of ``flowmill.models.policies.ddim``
+on another schedule, with levels from 1 (no signal at the first timestep) to 0 (alpha_bar is 1 after the last).
 Guidance has the same scale at all steps, as with the pipeline's default, ``use_dynamic_cfg`` false.
 """
 
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from configs.errors import ConfigError
-from models.library_loading import read_json
-from models.policies.clip_lengths import ClipLengths
-from models.policies.clips import ClipPolicy
-from models.policies.ddim import DDIMPolicy
-from models.policies.diffusion import DiffusionSettings, Images
-from models.policies.pipeline import Modules, Rows
-from models.policies.pipeline_configs import Fields, whole
-from models.policies.tokenization import Reader
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies.clip_lengths import ClipLengths
+from flowmill.models.policies.clips import ClipPolicy
+from flowmill.models.policies.ddim import DDIMPolicy
+from flowmill.models.policies.diffusion import DiffusionSettings, Images
+from flowmill.models.policies.pipeline import Modules, Rows
+from flowmill.models.policies.pipeline_configs import Fields, whole
+from flowmill.models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,12 +90,12 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         cls.noise_range(folder, 1)
         with whole(folder):
             config = read_json(folder / "transformer" / "config.json")
-        known = config.get("max_text_seq_length", 226)
-        if not config.get("use_rotary_positional_embeddings") and options.max_sequence_length != known:
+        length = config.get("max_text_seq_length", 226)
+        if not config.get("use_rotary_positional_embeddings") and options.max_sequence_length != length:
             raise ConfigError(
                 f"model.options.max_sequence_length is {options.max_sequence_length}, but the transformer of "
-                f"model.path '{folder}' has positions for {known} tokens of text, before those of the clip "
-                f"(max_text_seq_length). Set it to {known}."
+                f"model.path '{folder}' has positions for {length} tokens of text, before those of the clip "
+                f"(max_text_seq_length). Set it to {length}."
             )
 
     @torch.no_grad()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
-from models.devices import device_name
-from models.policies.attention_masks import WholeMasks
-from models.weights.stored_weights import on_meta
+from flowmill.models.devices import device_name
+from flowmill.models.policies.attention_masks import WholeMasks
+from flowmill.models.weights.stored_weights import on_meta
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,11 +97,11 @@ class Meter:
             self._flops[call] = None if flops is None else flops / rows
         self._seen.clear()
         counts = [(rows, self._flops[call]) for call, rows in self._rows.items()]
-        known = [rows * flops for rows, flops in counts if flops is not None]
-        found = Computed(self._seconds, sum(known) * self._share if len(known) == len(counts) else None)
+        counted = [rows * flops for rows, flops in counts if flops is not None]
+        computed = Computed(self._seconds, sum(counted) * self._share if len(counted) == len(counts) else None)
         self._seconds = 0.0
         self._rows.clear()
-        return found
+        return computed
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -187,8 +187,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table. For float32 it is
     None too, as that depends on settings of torch."""
     words = set(re.split(r"[^A-Za-z0-9]+", device_name(device) or ""))
-    found = (peak for known, peak in _PEAKS.items() if words.issuperset(known.split()))
-    return None if dtype == torch.float32 else next(found, None)
+    peaks = (peak for name, peak in _PEAKS.items() if words.issuperset(name.split()))
+    return None if dtype == torch.float32 else next(peaks, None)
 
 
 def _shapes_only(values: Any) -> Any:

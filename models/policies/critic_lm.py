@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from configs.schema import RunConfig
-from models.policies.base import Policy, PolicySettings
-from models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
-from models.policies.language_model_folders import hidden_size, load_language_config
-from models.policies.parts import Part
-from models.policies.trainable import Trainable
-from models.weights.lora import LoraSpec, within
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.base import Policy, PolicySettings
+from flowmill.models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
+from flowmill.models.policies.language_model_folders import hidden_size, load_language_config
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.weights.lora import LoraSpec, insert_adapters, within
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.shared_prompts import SharedPrompts
 
 #: The trained module by its name.
 CRITIC = "critic"
 
 
 class ValueModel(nn.Module):
-    """A head with one output per token, on its own backbone or on given hidden states."""
+    """A head with one output per token, on its own backbone or on provided hidden states."""
 
     def __init__(self, backbone: Any, hidden: int, device: torch.device, *, log_probs: bool = False) -> None:
         """Start with a head of zeros, so that all values are 0.
 
         Args:
-            backbone: a transformers model without a language head; None: hidden states are given.
+            backbone: a transformers model without a language head; None: hidden states are provided.
             hidden: width of hidden states.
             device: the head's device.
             log_probs: the backbone also reads the log-prob of each token, through a layer that starts at zero.
@@ -52,17 +52,17 @@ class ValueModel(nn.Module):
         if self.surprise is not None:
             nn.init.zeros_(self.surprise.weight)
 
-    def add_adapter(self, config: Any) -> None:
-        """Add adapters to the backbone, where the names of whole layers lack its own."""
+    def insert_adapters(self, config: Any) -> None:
+        """Insert adapters into the backbone, where the names of whole layers lack its own."""
         config.target_modules = {name.removeprefix("backbone.") for name in config.target_modules}
-        self.backbone.add_adapter(config)
+        insert_adapters(self.backbone, config)
 
     def forward(self, inputs: Mapping[str, Any], hidden: Tensor | None, log_probs: Tensor | None = None) -> Tensor:
         """Return (B, W) float32 values of the state after each token.
 
         Args:
             inputs: arguments of the backbone.
-            hidden: (B, W, H) given states, without a backbone.
+            hidden: (B, W, H) provided states, without a backbone.
             log_probs: (B, W) log-probs of the tokens, 0 for those of prompts. log(1 - log-prob), which grows slowly for
                 tokens of almost no probability, is mapped to a vector that is added to the token's embedding.
         """
@@ -72,8 +72,8 @@ class ValueModel(nn.Module):
         assert hidden is not None
         # Half precision would round away small differences between values.
         with torch.autocast(hidden.device.type, enabled=False):
-            found: Tensor = self.head(hidden.float())[..., 0]
-        return found
+            values: Tensor = self.head(hidden.float())[..., 0]
+        return values
 
     @contextmanager
     def _added(self, log_probs: Tensor | None) -> Iterator[None]:
@@ -85,7 +85,7 @@ class ValueModel(nn.Module):
         assert log_probs is not None
         added = layer(torch.log1p(-log_probs.float().clamp(max=0))[..., None].to(layer.weight.dtype))
         embeddings = self.backbone.get_input_embeddings()
-        handle = embeddings.register_forward_hook(lambda module, given, found: found + added.to(found.dtype))
+        handle = embeddings.register_forward_hook(lambda module, args, output: output + added.to(output.dtype))
         try:
             yield
         finally:
@@ -186,7 +186,7 @@ class TrainableCritic(Trainable):
         shared: SharedPrompts | None = None,
         log_probs: Tensor | None = None,
     ) -> Tensor:
-        """Return (B, W) float32 values of the state before each token, given the tokens before it; 0 at position 0.
+        """Return (B, W) float32 values of the state before each token, from the tokens before it; 0 at position 0.
 
         They are computed on the critic's device and returned on that of ``ids``.
 
@@ -201,14 +201,14 @@ class TrainableCritic(Trainable):
             inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids.to(device), shared)
             if log_probs is not None and shared is not None:
                 log_probs = shared.packed(log_probs)
-            found = model(
+            outputs = model(
                 {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in inputs.items()},
                 None if hidden is None else hidden.detach(),
                 None if log_probs is None else log_probs.to(device),
             ).to(ids.device)
         if shared is None:
-            return nn.functional.pad(found[:, :-1], (1, 0))
-        return shared.rows(nn.functional.pad(shared.tails(found[:, shared.kept])[:, :-1], (1, 0)))
+            return nn.functional.pad(outputs[:, :-1], (1, 0))
+        return shared.rows(nn.functional.pad(shared.tails(outputs[:, shared.output_positions])[:, :-1], (1, 0)))
 
 
 def recompute_layers(model: Any) -> None:

@@ -1,7 +1,7 @@
 """Base classes of families sampled with DDIM: a variance-preserving training schedule, expressed as a flow.
 
-The coordinates are those of ``models.maths.preserving``; the scheduler's config gives the prediction type. UNet
-families also share a base class: they make images, and the number of steps is an option.
+The coordinates are those of ``flowmill.models.maths.preserving``; the scheduler's config gives the prediction type.
+UNet families also share a base class: they make images, and the number of steps is an option.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import PositiveInt
 
-from configs.errors import ConfigError
-from configs.option_types import Share
-from models.devices import moved, wide_dtype
-from models.library_loading import diffusers_class, read_json
-from models.maths.guidance import rescaled_guided
-from models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_length, flow_sigma
-from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
-from models.policies.pipeline import Modules, PipelinePolicy, Rows
-from models.policies.pipeline_configs import DISCRETE, Fields, read_index, scheduler_of, whole
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import Share
+from flowmill.models.devices import moved, wide_dtype
+from flowmill.models.library_loading import diffusers_class, read_json
+from flowmill.models.maths.guidance import rescaled_guided
+from flowmill.models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_length, flow_sigma
+from flowmill.models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
+from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows
+from flowmill.models.policies.pipeline_configs import DISCRETE, Fields, read_index, scheduler_of, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +61,12 @@ class DDIMPolicy(PipelinePolicy):
         return float(levels[0]), float(levels[-1])
 
     @classmethod
+    def trained_levels(cls, folder: Path) -> Tensor:
+        """Return the (N,) float64 noise levels of the timesteps that a folder's model was trained with, 0 first."""
+        index = read_index(folder, cls.pipeline_name, cls.family)
+        return flow_sigma(cls._walking(scheduler_of(folder, index)).alphas_cumprod)
+
+    @classmethod
     def _walking(cls, scheduler: Any) -> Any:
         return diffusers_class(cls.walked).from_config(scheduler.config, **cls.walked_options)
 
@@ -81,12 +87,13 @@ class DDIMPolicy(PipelinePolicy):
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         call = super().pipeline_call(steps, negative_prompt)
-        return replace(call, scheduler=SchedulerChoice(name=self.walked, options=self.walked_options, from_config=True))
+        options = {**self.walked_options, **_without_offset(self.pipeline.scheduler, steps)}
+        return replace(call, scheduler=SchedulerChoice(name=self.walked, options=options, from_config=True))
 
     def _seen(self, latents: Tensor, sigma: Tensor) -> tuple[Tensor, Preserving]:
         """Return the (B,) timesteps of sigmas, and the latents in variance-preserving coordinates."""
-        known = self.table(sigma.device, self._trained_levels, wide_dtype(sigma.device))
-        timestep = (known[None, :] - sigma[:, None]).abs().argmin(1)
+        levels = self.table(sigma.device, self._trained_levels, wide_dtype(sigma.device))
+        timestep = (levels[None, :] - sigma[:, None]).abs().argmin(1)
         return timestep, Preserving.of(latents, self.table(sigma.device, self._alphas)[timestep])
 
     def _alphas(self) -> Tensor:
@@ -176,10 +183,16 @@ class UNetPolicy(DDIMPolicy):
         return self.decode_scaled(latents)
 
 
+def _without_offset(scheduler: Any, steps: int) -> dict[str, Any]:
+    """Return the options that a scheduler needs for a number of steps: a chain over every timestep of training has no
+    offset, with which Stable Diffusion's would begin at timestep 1000 of 0 to 999."""
+    return {"steps_offset": 0} if steps == scheduler.config.num_train_timesteps else {}
+
+
 def _levels(scheduler: Any, steps: int) -> Tensor:
     """Return the (T + 1,) float64 sigmas of DDIM's steps; raise ConfigError if the steps do not lead from one scheduler
     timestep to another, or exceed their number."""
-    trained, known = scheduler.config.num_train_timesteps, len(scheduler.alphas_cumprod)
+    trained, count = scheduler.config.num_train_timesteps, len(scheduler.alphas_cumprod)
     if scheduler.config.timestep_spacing == "trailing" and trained % steps:
         raise ConfigError(
             f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path has timestep_spacing "
@@ -187,10 +200,11 @@ def _levels(scheduler: Any, steps: int) -> Tensor:
             "number. Change the steps (and model.options.steps, where the model has it)."
         )
     if steps <= trained:
+        scheduler = scheduler.from_config(scheduler.config, **_without_offset(scheduler, steps))
         scheduler.set_timesteps(steps)
-    if steps > trained or int(scheduler.timesteps.max()) >= known:
+    if steps > trained or int(scheduler.timesteps.max()) >= count:
         raise ConfigError(
-            f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path knows {known} noise levels, "
+            f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path knows {count} noise levels, "
             f"and its steps would leave them (num_train_timesteps {trained}, steps_offset "
             f"{scheduler.config.steps_offset}). Lower the steps (and model.options.steps, where the model has it)."
         )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.nan_checks import pixels
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from flowmill.models.policies.nan_checks import pixels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Largest decoder output, relative to [-1, 1], whose gradient is kept: a power of two, so that scaling is exact.
+#: Largest decoder output, relative to [-1, 1], whose gradient is preserved: a power of two, so that scaling is exact.
 _HEADROOM = 16.0
 
 
@@ -56,8 +56,8 @@ class DecodingPolicy(DiffusionPolicy):
 
     def run_decoder(self, vae: Any, latents: Tensor) -> Tensor:
         """Return an autoencoder's output for (B, ...) latents that are scaled for it."""
-        made: Tensor = vae.decode(latents, return_dict=False)[0]
-        return made
+        decoded: Tensor = vae.decode(latents, return_dict=False)[0]
+        return decoded
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, ...) clean latents, see ``decoded``."""
@@ -76,25 +76,25 @@ class DecodingPolicy(DiffusionPolicy):
         if self.settings.gradient_checkpointing:
             recompute_decoder(self.pipeline.vae)
 
-        def smaller(module: nn.Module, given: Any, made: Any) -> Any:
+        def smaller(module: nn.Module, inputs: Any, outputs: Any) -> Any:
             # Some also return a cache for later frames.
-            return (made[0] / _HEADROOM, *made[1:]) if isinstance(made, tuple) else made / _HEADROOM
+            return (outputs[0] / _HEADROOM, *outputs[1:]) if isinstance(outputs, tuple) else outputs / _HEADROOM
 
         hook = self.pipeline.vae.decoder.register_forward_hook(smaller)
         try:
-            found = self.decoded_clean(latents).float() * _HEADROOM
+            decoded = self.decoded_clean(latents).float() * _HEADROOM
         finally:
             hook.remove()
-        unit = found / 2 + 0.5
+        unit = decoded / 2 + 0.5
         return unit.transpose(1, 2) if unit.ndim == 5 else unit
 
-    def table(self, device: torch.device, make: Callable[..., Tensor], *about: Any) -> Tensor:
+    def table(self, device: torch.device, make: Callable[..., Tensor], *args: Any) -> Tensor:
         """Return a table that is the same for every forward; it is created in host memory and moved only once.
-        ``make``: creates it from ``about``; each kind of table has its own function; ``about``: everything that the
+        ``make``: creates it from ``args``; each kind of table has its own function; ``args``: everything that the
         table depends on."""
-        key = (device, make.__qualname__, *about)
+        key = (device, make.__qualname__, *args)
         if key not in self._tables:
-            self._tables[key] = make(*about).to(device)
+            self._tables[key] = make(*args).to(device)
         return self._tables[key]
 
     def forget_tables(self) -> None:
@@ -112,9 +112,9 @@ class DecodingPolicy(DiffusionPolicy):
 
     def likeliest(self, media: Tensor) -> Tensor:
         """Return the autoencoder's latents of media in [-1, 1]: the mode of its distribution."""
-        found = self.pipeline.vae.encode(media.to(self.pipeline.vae.dtype), return_dict=False)[0]
+        encoded = self.pipeline.vae.encode(media.to(self.pipeline.vae.dtype), return_dict=False)[0]
         # Some autoencoders give a distribution, some the latents.
-        return found if isinstance(found, torch.Tensor) else found.mode()
+        return encoded if isinstance(encoded, torch.Tensor) else encoded.mode()
 
     def encode_scaled(self, media: Tensor) -> Tensor:
         """Return (B, C, h, w) latents of media, the inverse of ``decode_scaled``."""

@@ -1,4 +1,4 @@
-"""The interface of diffusion and flow-matching families. The sampling loop is in ``models.maths.sampling``.
+"""The interface of diffusion and flow-matching families. The sampling loop is in ``flowmill.models.maths.sampling``.
 Legend: B rows, ... latent dims, H W image pixels, T steps."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from models.maths.conditioning import Conditioning, Guided
-from models.policies.base import Policy, PolicySettings
-from models.policies.parts import Part
-from models.policies.trainable import Trainable
-from models.weights.lora import LoraSpec
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.conditioning import Conditioning, Guided
+from flowmill.models.policies.base import Policy, PolicySettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.weights.lora import LoraSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,8 +80,6 @@ class PipelineCall:
     blocks: str | None = None
     """Class of the blocks of a modular pipeline; None for a classic one."""
     left_out: tuple[str, ...] = ()
-    workflow: str | None = None
-    """The task whose blocks to use, if the blocks serve several."""
     loads_adapters: bool = True
     """True if the pipeline has ``load_lora_weights``; otherwise the adapted components load LoRA files."""
     image_size: tuple[int, int] | None = None
@@ -109,8 +107,6 @@ class DiffusionPolicy(Policy):
     settings: DiffusionSettings
     starts_from_clips: ClassVar[bool] = False
     """Prompts come with clips; the family is in ``CLIP_CONDITIONED``."""
-    modality_names: ClassVar[tuple[str, ...]] = ()
-    """The keys of ``modalities``; a family with several is in ``MODALITIES``."""
 
     @classmethod
     def settings_for(
@@ -172,11 +168,11 @@ class DiffusionPolicy(Policy):
         return None
 
     def as_plain(self, text: str) -> str:
-        """Return a text without control tokens of the tokenizers; see ``models.text.control_tokens``."""
+        """Return a text without control tokens of the tokenizers; see ``flowmill.models.text.control_tokens``."""
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
-        """Return notes for the user about truncated prompts, one sentence each."""
+        """Return notes for the user on truncated prompts, one sentence each."""
         return []
 
     @abstractmethod
@@ -221,15 +217,6 @@ class DiffusionPolicy(Policy):
         family has no sound."""
         raise TypeError(f"{type(self).__name__} makes no sound")
 
-    def modalities(self) -> Mapping[str, int]:
-        """Return the modalities of a sample, in order, and the size of each in the first latent dimension. Empty for
-        families with a single modality."""
-        return {}
-
-    def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
-        """Split (B, ...) latents, or tensors of their shape, into the parts of each modality, in order."""
-        return torch.split(latents, list(self.modalities().values()), dim=1)
-
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the latents that chains start from: noise, or a prompt's clip with noise added. ``noise``: (B, ...)
         float32; ``sigmas``: (T + 1,) levels of the chain."""
@@ -246,16 +233,13 @@ class DiffusionPolicy(Policy):
         return latents
 
     def encode_media(self, media: Tensor) -> Tensor:
-        """Return the (B, ...) float32 clean latents of given images or clips, the most likely ones.
+        """Return the (B, ...) float32 clean latents of images or clips, the most likely ones.
 
         ``decode`` of them gives the media back, as closely as the autoencoder can. Of samples with sound these are the
         latents of the clip, which those of ``encode_sounds`` follow along the first latent dimension.
 
         Args:
             media: (B, 3, H, W) or (B, 3, F, H, W) float32 in [-1, 1], of the size in ``settings``.
-
-        Raises:
-            ConfigError: the family has no such encoder.
         """
         raise ConfigError(
             f"model.policy: {type(self).__name__} has no method 'encode_media', so it cannot be trained on given "
@@ -274,7 +258,7 @@ class DiffusionPolicy(Policy):
         )
 
     def encode_sounds(self, sounds: Tensor) -> Tensor:
-        """Return the float32 clean latents of given sounds, the most likely ones; see ``encode_media``. Raises
+        """Return the float32 clean latents of sounds, the most likely ones; see ``encode_media``. Raises
         TypeError if the family has no sound. ``sounds``: (B, C, N) float32 in [-1, 1], as ``sound_form`` says."""
         raise TypeError(f"{type(self).__name__} encodes no sound")
 
@@ -301,7 +285,7 @@ class DiffusionPolicy(Policy):
 
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
-        """Return the missing components of a pipeline folder that ``from_pretrained`` must be given as None."""
+        """Return the missing components of a pipeline folder that ``from_pretrained`` must receive as None."""
         return ()
 
 

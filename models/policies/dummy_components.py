@@ -14,7 +14,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, normalizers
 
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 
 def silent_t5(width: int) -> tuple[Any, Any]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from models.policies.diffusion import PipelineCall, SchedulerChoice
-from models.policies.pipeline import PipelinePolicy
-from models.policies.pipeline_configs import SHIFT_ALONE, UNIPC_FLOW, Fields
+from flowmill.models.policies.diffusion import PipelineCall, SchedulerChoice
+from flowmill.models.policies.pipeline import PipelinePolicy
+from flowmill.models.policies.pipeline_configs import SHIFT_ALONE, UNIPC_FLOW, Fields
 
 if TYPE_CHECKING:
     from torch import Tensor

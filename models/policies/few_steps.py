@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from models.library_loading import read_json
-from models.policies import EMBEDDED_GUIDANCE
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies import EMBEDDED_GUIDANCE
 
 #: Words of published names: FLUX.1-schnell, SDXL-Turbo, Qwen-Image-Lightning, Hyper-SD, LCM, Sana Sprint, DMD2,
 #: StepDistill and 4-step adapters, LTX-2's distilled models.

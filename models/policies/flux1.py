@@ -1,4 +1,4 @@
-"""FLUX.1 dev (FluxPipeline), whose guidance is an input of the model, so that no second forward is made, and FLUX.1
+"""FLUX.1 dev (FluxPipeline), whose guidance is an input of the model, so that no second forward runs, and FLUX.1
 Kontext (FluxKontextPipeline), which edits an image: its latents are appended to the generated ones as tokens."""
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from PIL import Image
 
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.parts import Part
-from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
-from models.policies.tokenization import CLIP_LIMIT, Reader
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
+from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,14 +11,21 @@ import numpy as np
 import torch
 from PIL import Image
 
-from configs.errors import ConfigError
-from models.image_files import within
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.flux1 import Flux1
-from models.policies.pipeline import JOINT_ATTENTION, Rows, joined
-from models.policies.pipeline_configs import Fields
-from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
-from models.policies.tokenization import Reader, asked
+from flowmill.configs.errors import ConfigError
+from flowmill.models.image_files import within
+from flowmill.models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from flowmill.models.policies.flux1 import Flux1
+from flowmill.models.policies.pipeline import JOINT_ATTENTION, Rows, joined
+from flowmill.models.policies.pipeline_configs import Fields
+from flowmill.models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    tokens_of,
+)
+from flowmill.models.policies.tokenization import Reader, as_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +38,8 @@ def _conversation(tokenizer: Any, text: str) -> Any:
     from diffusers.pipelines.flux2.pipeline_flux2 import SYSTEM_MESSAGE, format_input
 
     messages = format_input(prompts=[text], system_message=SYSTEM_MESSAGE)
-    found = tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=True, return_dict=True)
-    return list(found["input_ids"][0])
+    tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=True, return_dict=True)
+    return list(tokens["input_ids"][0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +79,11 @@ class Flux2(Flux1):
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length
         )
-        found = {"prompt_embeds": embeds, "text_ids": ids.long()}
+        embedded = {"prompt_embeds": embeds, "text_ids": ids.long()}
         if not self.options.references:
-            return found
+            return embedded
         rows = [self._encode_images(prompt, started) for prompt, started in zip(prompts, images or (), strict=True)]
-        return {**found, **joined(rows)}
+        return {**embedded, **joined(rows)}
 
     def shift_mu(self, steps: int) -> float:
         """Return FLUX.2's empirical shift, which also depends on the number of steps."""
@@ -140,7 +147,7 @@ class Flux2Klein(Flux2):
 
     pipeline_name = "Flux2KleinPipeline"
     family = "flux2_klein"
-    readers = (Reader(tokenizer="tokenizer", written=asked(enable_thinking=False)),)
+    readers = (Reader(tokenizer="tokenizer", written=as_message(enable_thinking=False)),)
     # Guidance of a distilled model is refused below.
     settings_read = Fields(followed=frozenset({"is_distilled"}))
 

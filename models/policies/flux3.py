@@ -17,14 +17,21 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.image_files import within
-from models.policies.diffusion import PipelineCall
-from models.policies.modular import ModularPolicy
-from models.policies.parts import Part
-from models.policies.pipeline import Modules, Rows, padded_text, thousandths
-from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_velocities
-from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
-from models.policies.tokenization import Reader, asked
+from flowmill.models.image_files import within
+from flowmill.models.policies.diffusion import PipelineCall
+from flowmill.models.policies.modular import ModularPolicy
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Modules, Rows, padded_text, thousandths
+from flowmill.models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_velocities
+from flowmill.models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    tokens_of,
+)
+from flowmill.models.policies.tokenization import Reader, as_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +63,7 @@ class Flux3(ModularPolicy):
     options_type = Flux3Options
     options: Flux3Options
     text_parts = ("text_encoder", "tokenizer")
-    readers = (Reader(tokenizer="tokenizer", written=asked()),)
+    readers = (Reader(tokenizer="tokenizer", written=as_message()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
     one_by_one = True
     blocks = ("mode_blocks.image", "mode_blocks.image_cond", "txt_mode_blocks", "single_transformer_blocks")
@@ -71,7 +78,7 @@ class Flux3(ModularPolicy):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return the tokenizer as a processor, which the blocks expect."""
-        from models.policies.dummy_components import TextProcessor
+        from flowmill.models.policies.dummy_components import TextProcessor
 
         return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}
 
@@ -81,8 +88,8 @@ class Flux3(ModularPolicy):
         images' tokens from ``padded``; raise ConfigError if a prompt comes with more images than ``references``, or one
         is too narrow."""
         step, pipeline, most = self.step("text_encoder"), self.pipeline, self.options.max_sequence_length
-        about = {"device": self.settings.device, "max_sequence_length": most, "pad_multiple": step.pad_multiple}
-        embeds = step._get_qwen3_vl_prompt_embeds(pipeline.text_encoder, pipeline.tokenizer, prompt, **about)
+        options = {"device": self.settings.device, "max_sequence_length": most, "pad_multiple": step.pad_multiple}
+        embeds = step._get_qwen3_vl_prompt_embeds(pipeline.text_encoder, pipeline.tokenizer, prompt, **options)
         return {**padded_text(embeds, most), **(self._encode_images(prompt, images) if self.options.references else {})}
 
     def _encode_images(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:

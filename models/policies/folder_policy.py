@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from configs.errors import ConfigError
-from configs.registry import build
-from models.library_loading import diffusers_class, read_json
-from models.policies.decoding import DecodingPolicy
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.pipeline_configs import (
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import build
+from flowmill.models.library_loading import diffusers_class, read_json
+from flowmill.models.policies.decoding import DecodingPolicy
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline_configs import (
     FLOW,
     Fields,
     check_index,
@@ -26,13 +26,18 @@ from models.policies.pipeline_configs import (
     settings_of,
     whole,
 )
-from models.policies.pipeline_index import CLASSIC
-from models.policies.single_files import check_parts, write_folder
-from models.weights.complete import check_complete
-from models.weights.pretrained_loading import check_model_folder, check_own_code, load_pretrained
-from models.weights.quantized import quantization_config
-from models.weights.single_file import HeldPart, held_parts
-from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
+from flowmill.models.policies.pipeline_index import CLASSIC
+from flowmill.models.policies.single_files import components_in, load_components, write_folder
+from flowmill.models.weights.complete import check_complete
+from flowmill.models.weights.pretrained_loading import check_model_folder, check_own_code, load_pretrained
+from flowmill.models.weights.quantized import quantization_config
+from flowmill.models.weights.stored_weights import (
+    StoredWeights,
+    check_safetensors,
+    check_variants,
+    empty_model,
+    on_meta,
+)
 
 
 class FolderPolicy(DecodingPolicy):
@@ -84,9 +89,9 @@ class FolderPolicy(DecodingPolicy):
         unloaded = Part.VAE not in parts and (Part.DENOISER in parts or cls.needs_autoencoder)
         shapes = {name: described(folder / name, index[name][1]) for name in cls.measured_names if unloaded}
         absent |= {} if Part.VAE in parts else {**dict.fromkeys(cls.decoder_names), **shapes}
-        given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
-        check_safetensors(folder, [name for name in index if name not in given])
-        pipeline = cls.assembled(folder, settings, given)
+        components: dict[str, Any] = {**absent, **cls.components(folder, parts)}
+        check_safetensors(folder, [name for name in index if name not in components])
+        pipeline = cls.assembled(folder, settings, components)
         pipeline.set_progress_bar_config(disable=True)
         for name in shapes:
             setattr(pipeline, name, None)
@@ -104,12 +109,12 @@ class FolderPolicy(DecodingPolicy):
                 setattr(pipeline, name, empty_model(make, settings.dtype) if Part.DENOISER in parts else on_meta(make))
         policy = cls(pipeline, settings, chosen)
         if Part.DENOISER in parts:
-            policy.stored = {name: StoredWeights.of(folder / name, made) for name, made in policy.denoisers.items()}
+            policy.stored = {name: StoredWeights.of(folder / name, module) for name, module in policy.denoisers.items()}
         return policy
 
     @classmethod
-    def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
-        """Return the pipeline of a folder; given components replace those of the folder."""
+    def assembled(cls, folder: Path, settings: DiffusionSettings, components: Mapping[str, Any]) -> Any:
+        """Return the pipeline of a folder; provided components replace those of the folder."""
         placing = {} if settings.device_map is None else {"device_map": settings.device_map}
         # Decoding is a small part of the work, and its rounding affects rewards.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
@@ -119,7 +124,7 @@ class FolderPolicy(DecodingPolicy):
             from diffusers import PipelineQuantizationConfig
 
             loading["quantization_config"] = PipelineQuantizationConfig(quant_mapping=quantized)
-        return load_pretrained(diffusers_class(cls.pipeline_name), folder, label="model.path", **loading, **given)
+        return load_pretrained(diffusers_class(cls.pipeline_name), folder, label="model.path", **loading, **components)
 
     @classmethod
     def quantization(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
@@ -127,19 +132,19 @@ class FolderPolicy(DecodingPolicy):
         section, index = settings.quantize, cls._index_of(folder)
         if section is None:
             return {}
-        asked = ((cls.denoiser_names, section.name), (cls.text_parts, section.text_encoders))
-        made = {(part, name): component_class(index, part) for parts, name in asked if name for part in parts}
+        requested = ((cls.denoiser_names, section.name), (cls.text_parts, section.text_encoders))
+        kinds = {(part, name): component_class(index, part) for parts, name in requested if name for part in parts}
         return {
             part: quantization_config(name, kind.__module__.split(".")[0], settings.dtype, settings.device)
-            for (part, name), kind in made.items()
+            for (part, name), kind in kinds.items()
             if kind is not None
         }
 
     @property
     def denoisers(self) -> dict[str, Any]:
         """The denoisers the folder has."""
-        found = {name: getattr(self.pipeline, name, None) for name in self.denoiser_names}
-        return {name: module for name, module in found.items() if module is not None}
+        modules = {name: getattr(self.pipeline, name, None) for name in self.denoiser_names}
+        return {name: module for name, module in modules.items() if module is not None}
 
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
@@ -151,21 +156,14 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        parts = cls._held_in(files)
-        if folder is not None:
-            index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
-            check_parts(parts, folder, index, cls.denoiser_names)
-        return frozenset(parts)
+        if folder is None:
+            return components_in(files, cls.denoiser_names[0])
+        index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
+        return frozenset(name for name, _ in load_components(files, folder, index, cls.denoiser_names))
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        cls.check_single_files(files, folder)
-        write_folder(cls._held_in(files), folder, cls._index_of(folder), target)
-
-    @classmethod
-    def _held_in(cls, files: Mapping[str, str]) -> dict[str, HeldPart]:
-        texts = [name for name in cls.text_parts if name.startswith("text_encoder")]
-        return held_parts(files, cls.denoiser_names, texts=texts or ("text_encoder",))
+        write_folder(files, folder, cls._index_of(folder), cls.denoiser_names, target)
 
     @classmethod
     def _index_of(cls, folder: Path) -> dict[str, Any]:
@@ -191,15 +189,15 @@ class FolderPolicy(DecodingPolicy):
         index = cls._index_of(folder)
         with whole(folder):
             for name in (name for name in index if name not in cls.unused_parts and (folder / name).is_dir()):
-                made = component_class(index, name)
-                if made is not None:
-                    check_complete(folder / name, made, label="model.path")
+                kind = component_class(index, name)
+                if kind is not None:
+                    check_complete(folder / name, kind, label="model.path")
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
         index = cls._index_of(folder)
-        found = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
-        return {name: described(folder / name, made) for name, made in found.items() if made and not critic}
+        kinds = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
+        return {name: described(folder / name, kind) for name, kind in kinds.items() if kind and not critic}
 
     @classmethod
     def setting_defaults(cls) -> Mapping[str, Any]:

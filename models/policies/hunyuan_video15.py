@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from models.library_loading import read_json
-from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
-from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider, check_velocities
-from models.policies.tokenization import Reader
-from models.weights.lora_files import save_lora
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies.clips import ClipPolicy
+from flowmill.models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
+from flowmill.models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider, check_velocities
+from flowmill.models.policies.tokenization import Reader
+from flowmill.models.weights.lora_files import save_lora
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class HunyuanVideo15Options:
     """Qwen tokens; the pipeline itself reads 1000. Padding is computed too, so fewer tokens are faster."""
 
 
-def _asked(tokenizer: Any, text: str) -> Any:
+def _as_message(tokenizer: Any, text: str) -> Any:
     from diffusers import HunyuanVideo15Pipeline
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
@@ -62,7 +62,7 @@ class HunyuanVideo15(ClipPolicy):
     options: HunyuanVideo15Options
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     readers = (
-        Reader(tokenizer="tokenizer", further=_TEMPLATE, written=_asked),
+        Reader(tokenizer="tokenizer", further=_TEMPLATE, written=_as_message),
         Reader(tokenizer="tokenizer_2", limit=_GLYPHS, written=_quoted),
     )
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
@@ -80,9 +80,9 @@ class HunyuanVideo15(ClipPolicy):
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``glyph_embeds`` (B, M, E), their masks (B, L) and (B, M) int64."""
-        found = self.pipeline.encode_prompt(list(prompts), device=self.settings.device, batch_size=len(prompts))
+        values = self.pipeline.encode_prompt(list(prompts), device=self.settings.device, batch_size=len(prompts))
         names = ("prompt_embeds", "mask", "glyph_embeds", "glyph_mask")
-        rows: dict[str, Tensor] = dict(zip(names, found, strict=True))
+        rows: dict[str, Tensor] = dict(zip(names, values, strict=True))
         return {name: row.long() if name.endswith("mask") else row for name, row in rows.items()}
 
     def sigmas(self, steps: int) -> Tensor:
@@ -91,9 +91,9 @@ class HunyuanVideo15(ClipPolicy):
         return scheduler.sigmas.clone().float()
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        known, embeds = self.condition(latents, rows)
+        condition, embeds = self.condition(latents, rows)
         return modules["transformer"](
-            hidden_states=torch.cat([latents, known], dim=1),
+            hidden_states=torch.cat([latents, condition], dim=1),
             image_embeds=embeds,
             timestep=(sigma * 1000).to(latents.dtype),
             encoder_hidden_states=rows["prompt_embeds"],
@@ -104,7 +104,7 @@ class HunyuanVideo15(ClipPolicy):
         )[0]
 
     def condition(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the latents and mask of given frames (B, C + 1, f, h, w), and the embeddings of an image (B, N, D);
+        """Return the latents and mask of provided frames (B, C + 1, f, h, w), and the embeddings of an image (B, N, D);
         without an image all are zeros."""
         pipeline, (batch, channels, *shape) = self.pipeline, latents.shape
         width = pipeline.transformer.config.image_embed_dim

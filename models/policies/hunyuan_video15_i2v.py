@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.hunyuan_video15 import HunyuanVideo15
-from models.policies.parts import Part
-from models.policies.pipeline import Rows
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.hunyuan_video15 import HunyuanVideo15
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,9 +44,9 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
 
     def condition(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         first = rows["image_latents"].to(latents.dtype)
-        known = torch.cat([first, torch.ones_like(first[:, :1])], dim=1)
+        frame = torch.cat([first, torch.ones_like(first[:, :1])], dim=1)
         # All frames but the first are unknown.
-        return F.pad(known, (0, 0, 0, 0, 0, latents.shape[2] - 1)), rows["image_embeds"].to(latents.dtype)
+        return F.pad(frame, (0, 0, 0, 0, 0, latents.shape[2] - 1)), rows["image_embeds"].to(latents.dtype)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it sets the size of a clip by the shape of its image."""

@@ -21,23 +21,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from models.maths.guidance import guided
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import MODEL, CausalLM, TrainableLM
-from models.policies.critic_lm import block_lists
-from models.policies.language_model_folders import Frame, LanguageModels, frame_of
-from models.policies.parts import Part
-from models.policies.pictures import PROCESSOR_FILES
-from models.policies.vision_lm import NEVER
-from models.weights.lora import LoraSpec, within
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.guidance import guided
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import MODEL, CausalLM, TrainableLM
+from flowmill.models.policies.critic_lm import block_lists
+from flowmill.models.policies.language_classes import cache_name
+from flowmill.models.policies.language_model_folders import Frame, LanguageModels, frame_of
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pictures import PROCESSOR_FILES
+from flowmill.models.policies.vision_lm import NEVER
+from flowmill.models.weights.lora import LoraSpec, within
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.shared_prompts import SharedPrompts
 
 JANUS = LanguageModels(
     policy="janus",
@@ -84,9 +85,9 @@ class Janus(CausalLM):
 
     @classmethod
     def settings_for(cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool) -> JanusSettings:
-        made = super().settings_for(config, dtype=dtype, device=device, empty=empty)
-        known = {each.name: getattr(made, each.name) for each in fields(made)}
-        return JanusSettings(**known, guidance_scale=config.model.guidance_scale)
+        settings = super().settings_for(config, dtype=dtype, device=device, empty=empty)
+        values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+        return JanusSettings(**values, guidance_scale=config.model.guidance_scale)
 
     @classmethod
     def load(cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]) -> Janus:
@@ -112,8 +113,8 @@ class Janus(CausalLM):
             "execution.strategy is 'fsdp'": config.execution.strategy == "fsdp",
             "rollout.tokens.on_overlong is 'cut_left'": tokens is not None and tokens.on_overlong == "cut_left",
         }
-        for setting, found in refused.items():
-            if found:
+        for setting, is_set in refused.items():
+            if is_set:
                 raise ConfigError(f"{setting}, which model.policy 'janus' does not support. Remove it.")
 
     @classmethod
@@ -157,11 +158,11 @@ class Janus(CausalLM):
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Return the next token's logits, (B, V + K); see ``maths.generation.Forward``."""
         with self._autocast(), self._keeping_cache():
-            logits, kept = self._logits(
+            logits, updated = self._logits(
                 self.model, ids, positions, mask=mask, cache=None if cache is None else cache.both, last=True
             )
         padded = torch.nn.functional.pad(logits[:, -1].float(), (self.texts, 0), value=NEVER)
-        return padded, _Cache(kept, len(ids))
+        return padded, _Cache(updated, len(ids))
 
     def forward(
         self,
@@ -191,15 +192,16 @@ class Janus(CausalLM):
         guides = self._guides and self.settings.guidance_scale > 1
         rows = torch.cat([ids, self._blank(ids)]) if guides else ids
         copies = len(rows) // len(ids)
+        name = cache_name()
         # The language model's own head, over V texts, is not used: one position of it is computed.
         out = model(
             inputs_embeds=self._embedded(model, rows),
             attention_mask=None if mask is None else mask.repeat(copies, 1),
             position_ids=positions if len(positions) == 1 else positions.repeat(copies, 1),
-            past_key_values=cache,
             use_cache=mask is not None,
             output_hidden_states=True,
             logits_to_keep=1,
+            **{name: cache},
         )
         states = out.hidden_states[-1][:, -1:] if last else out.hidden_states[-1]
         logits = _core(model).generation_head(states)
@@ -207,11 +209,11 @@ class Janus(CausalLM):
             # In half precision the scale would multiply one more rounding.
             followed, blank = logits.float().chunk(2)
             logits = guided(blank, followed, self.settings.guidance_scale)
-        return logits, out.past_key_values
+        return logits, out.get(name)
 
     @contextmanager
     def without_guidance(self) -> Iterator[None]:
-        """Compute logits of c alone inside the context: those of given images, which no guidance drew."""
+        """Compute logits of c alone inside the context: those of provided images, which no guidance drew."""
         self._guides = False
         try:
             yield

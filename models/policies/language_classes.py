@@ -7,17 +7,19 @@ Rows are padded on the left for sampling and on the right for training: a class'
 from __future__ import annotations
 
 import inspect
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import torch
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.shared_prompts import SharedPrompts
 
 #: Classes without a position argument whose attention depends on distances only, so that padding has no effect.
 _RELATIVE = frozenset({"bloom", "mpt", "roformer"})
@@ -28,6 +30,7 @@ _CACHES = frozenset(
         "LinearAttentionAndFullAttentionLayer LinearAttentionAndSlidingWindowAttentionLayer"
     ).split()
 )
+_POSITIONS = "position_ids"
 #: Class attributes that declare support of an implementation; all classes have 'eager'.
 _SUPPORTED = {
     "sdpa": "_supports_sdpa",
@@ -44,15 +47,15 @@ def attention_of(auto: Any, config: Any, requested: str | None, *, label: str = 
     ``auto``: ``AutoModelForCausalLM`` or ``AutoModel``; ``requested``: ``model.attention``."""
     kind = _class_of(auto, config, label)
     named = getattr(kind, "_compatible_flash_implementations", None)
-    known = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
+    supported = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
     if named:
-        known = [name for name in known if not name.startswith("flash") or name in named]
+        supported = [name for name in supported if not name.startswith("flash") or name in named]
     if requested is None:
-        return "sdpa" if "sdpa" in known else "eager"
-    if requested not in known:
+        return "sdpa" if "sdpa" in supported else "eager"
+    if requested not in supported:
         raise ConfigError(
             f"model.attention is '{requested}', but {label} holds a {kind.__name__}, which has "
-            f"{', '.join(sorted(known))}. Choose one of these, or remove model.attention."
+            f"{', '.join(sorted(supported))}. Choose one of these, or remove model.attention."
         )
     return requested
 
@@ -76,8 +79,8 @@ def _class_of(auto: Any, config: Any, label: str) -> Any:
             f"{label} holds a model of the type '{config.model_type}', of which transformers has no "
             f"{auto.__name__[4:]}. Choose a causal language model."
         )
-    found = kinds[type(config)]
-    return found[0] if isinstance(found, tuple | list) else found
+    kind = kinds[type(config)]
+    return kind[0] if isinstance(kind, tuple | list) else kind
 
 
 def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: bool = True) -> None:
@@ -92,16 +95,17 @@ def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: 
 def _why_not(model: Any, *, draws: bool) -> str | None:
     """Return the reason a model cannot be used, as the end of a sentence, or None."""
     config = model.config
+    _check_library()
     decoder = getattr(config, "is_decoder", True)
     if not decoder and not any(getattr(module, "is_causal", False) for module in model.modules()):
         return (
             f"that reads texts both ways (is_decoder is {decoder}), so that its prediction of a token would depend on "
             "that token."
         )
-    if draws and not _keeps_cache(model):
-        return "that has no cache of keys and values per token, so that it cannot draw texts token by token."
     if not takes_positions(model) and config.model_type not in _RELATIVE:
         return "that takes no positions (position_ids): padding before a text would shift it."
+    if draws and not _keeps_cache(model):
+        return "that has no cache of keys and values per token, so that it cannot draw texts token by token."
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
         return (
             "that counts positions from the id of its padding token, so that padding changes the positions of a text."
@@ -110,19 +114,52 @@ def _why_not(model: Any, *, draws: bool) -> str | None:
 
 
 def _keeps_cache(model: Any) -> bool:
-    """Return whether a model uses transformers' cache with known layers only, so that its rows can be separated."""
+    """Return whether a model uses transformers' cache with supported layers only, so that its rows can be separated."""
     from transformers import DynamicCache
 
-    usual = getattr(model, "_supports_default_dynamic_cache", lambda: True)
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters or not usual():
+    usual, name = getattr(model, "_supports_default_dynamic_cache", lambda: True), cache_name()
+    # Classes of before the caches take other objects under the same name, but return none.
+    if name not in _returned(type(model)) or not _takes(type(model), name) or not usual():
         return False
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     return {type(layer).__name__ for layer in layers} <= _CACHES
 
 
+@cache
+def cache_name() -> str:
+    """Return the name of the cache in what models take and return, which differs between releases of transformers."""
+    from transformers import Cache, LlamaForCausalLM
+
+    hints = _returned(LlamaForCausalLM).items()
+    return next((name for name, kind in hints if Cache in (kind, *get_args(kind))), "")
+
+
+def _returned(kind: type) -> dict[str, Any]:
+    """Return the fields of the outputs of a model class, and their types."""
+    outputs = get_type_hints(kind.forward).get("return")  # type: ignore[attr-defined]
+    classes = [each for each in (outputs, *get_args(outputs)) if is_dataclass(each)]
+    return {name: hint for each in classes for name, hint in get_type_hints(each).items()}
+
+
+def _check_library() -> None:
+    """Check that models are called as this module knows, by a Llama; raise ConfigError, as otherwise every model would
+    be refused as unfit."""
+    from transformers import LlamaForCausalLM, __version__
+
+    if not all(_takes(LlamaForCausalLM, name) for name in (_POSITIONS, cache_name())):
+        raise ConfigError(
+            f"transformers {__version__} is installed, whose language models take other arguments than those that "
+            "flowmill knows. Install a release that flowmill's requirements allow."
+        )
+
+
 def takes_positions(model: Any) -> bool:
     """Return whether a transformers model takes the positions of tokens as an argument."""
-    return "position_ids" in inspect.signature(type(model).forward).parameters
+    return _takes(type(model), _POSITIONS)
+
+
+def _takes(kind: type, argument: str) -> bool:
+    return argument in inspect.signature(kind.forward).parameters  # type: ignore[attr-defined]
 
 
 def at(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.errors import ConfigError
-from models.library_loading import read_json
-from models.weights.complete import check_complete
-from models.weights.pretrained_loading import check_model_folder, load_pretrained
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import read_json
+from flowmill.models.weights.complete import check_complete
+from flowmill.models.weights.pretrained_loading import check_model_folder, load_pretrained
 
 _TOKENIZER = "tokenizer.json"
 
@@ -100,8 +100,8 @@ def context_length(config: Any) -> int | None:
     (``longrope``), the limit is the length of the first: a cache keeps keys rotated by the first table when the second
     takes over, unlike a forward over a whole row."""
     config = config.get_text_config(decoder=True)
-    found = getattr(config, "max_position_embeddings", None)
-    lengths = [*([] if found is None else [int(found)]), *_first_tables(config)]
+    length = getattr(config, "max_position_embeddings", None)
+    lengths = [*([] if length is None else [int(length)]), *_first_tables(config)]
     return min(lengths, default=None)
 
 
@@ -110,8 +110,8 @@ def _first_tables(config: Any) -> list[int]:
     stated = getattr(config, "rope_parameters", None) or {}
     tables = [stated, *(each for each in stated.values() if isinstance(each, Mapping))]
     usual = getattr(config, "original_max_position_embeddings", None)
-    found = [each.get("original_max_position_embeddings") or usual for each in tables if two_tables(each)]
-    return [int(length) for length in found if length]
+    lengths = [each.get("original_max_position_embeddings") or usual for each in tables if two_tables(each)]
+    return [int(length) for length in lengths if length]
 
 
 def two_tables(table: Mapping[str, Any]) -> bool:
@@ -128,6 +128,24 @@ def read_generation_config(folder: Path, model: Any) -> Any:
     return load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
 
 
+def end_tokens(*configs: Any) -> tuple[int, ...]:
+    """Return the end tokens that transformers configs, or a tokenizer, name, in order."""
+    named = (getattr(each, "eos_token_id", None) for each in configs)
+    flat = (token for each in named for token in (each if isinstance(each, list | tuple) else [each]))
+    return tuple(dict.fromkeys(int(token) for token in flat if token is not None))
+
+
+def stated_ends(folder: Path) -> tuple[int, ...]:
+    """Return the end tokens that the configs in a model's folder name."""
+    from transformers import GenerationConfig
+
+    config = load_language_config(folder)
+    configs = [config, config.get_text_config(decoder=True)]
+    if (folder / "generation_config.json").is_file():
+        configs.insert(0, load_pretrained(GenerationConfig, folder, label="model.path: the generation config of"))
+    return end_tokens(*configs)
+
+
 def add_template(tokenizer: Any, folder: Path) -> None:
     """Give a tokenizer the chat template of its processor, where that has a file of its own, as of transformers 4."""
     file = folder / "chat_template.json"
@@ -139,9 +157,9 @@ def frame_of(folder: Path) -> Frame:
     """Return the tokens around a prompt of a folder's model; raise ConfigError if its files do not name them."""
     from transformers import GenerationConfig
 
-    found = load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
-    last = (getattr(found, "generation_kwargs", None) or {}).get("boi_token_id")
-    ids = [token for token in (found.bos_token_id, last, found.pad_token_id) if isinstance(token, int)]
+    generation = load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
+    last = (getattr(generation, "generation_kwargs", None) or {}).get("boi_token_id")
+    ids = [token for token in (generation.bos_token_id, last, generation.pad_token_id) if isinstance(token, int)]
     if len(ids) != 3:
         raise ConfigError(
             f"model.path '{folder}' has a generation_config.json without bos_token_id, pad_token_id or "
@@ -160,21 +178,21 @@ def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
     if not beyond:
         return
     named = ", ".join(repr(token) for _, token in beyond[:5]) + (f" and {len(beyond) - 5} more" * (len(beyond) > 5))
-    found = (
+    fault = (
         f"{label} '{folder}' has a tokenizer with ids up to {beyond[-1][0]}, but its model has {size} embeddings, so "
         "some prompts could not be read"
     )
     written = written_tokens(folder)
     if written and not any(token in written for _, token in beyond):
         raise ConfigError(
-            f"{found}. The files do not hold {named}: the class {type(tokenizer).__name__} adds its default tokens "
+            f"{fault}. The files do not hold {named}: the class {type(tokenizer).__name__} adds its default tokens "
             "when it is loaded. Save the tokenizer as a class that adds nothing, transformers."
             f"PreTrainedTokenizerFast(tokenizer_file='{folder / _TOKENIZER}', eos_token=...)"
             f".save_pretrained('{folder}') with tokens that are there, or give the model embeddings for them with "
             f"model.resize_token_embeddings({beyond[-1][0] + 1}) and save it."
         )
     raise ConfigError(
-        f"{found}: the tokens are {named}. Save the tokenizer that belongs to the model, or give the model embeddings "
+        f"{fault}: the tokens are {named}. Save the tokenizer that belongs to the model, or give the model embeddings "
         f"for them with model.resize_token_embeddings({beyond[-1][0] + 1})."
     )
 
@@ -182,8 +200,8 @@ def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
 def written_tokens(folder: Path) -> set[str]:
     """Return the tokens in a folder's ``tokenizer.json``; empty if it is missing or unreadable."""
     try:
-        found = read_json(folder / _TOKENIZER)
-        listed, vocabulary = found.get("added_tokens") or [], (found.get("model") or {}).get("vocab") or {}
+        content = read_json(folder / _TOKENIZER)
+        listed, vocabulary = content.get("added_tokens") or [], (content.get("model") or {}).get("vocab") or {}
         tokens = vocabulary if isinstance(vocabulary, dict) else [each[0] for each in vocabulary]
         return {*map(str, tokens), *(str(each["content"]) for each in listed)}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
@@ -197,10 +215,10 @@ def check_critic(folder: Path, policy: Path, models: LanguageModels = CAUSAL) ->
     own, written = (
         load_tokenizer(each, label=label) for each, label in ((folder, "critic.path"), (policy, "model.path"))
     )
-    tokens, found = written.get_vocab(), own.get_vocab()
-    strange = next((token for token, number in sorted(tokens.items()) if found.get(token) != number), None)
+    tokens, vocabulary = written.get_vocab(), own.get_vocab()
+    strange = next((token for token, number in sorted(tokens.items()) if vocabulary.get(token) != number), None)
     if strange is not None:
-        has = f"the id {found[strange]}" if strange in found else "no id"
+        has = f"the id {vocabulary[strange]}" if strange in vocabulary else "no id"
         raise ConfigError(
             f"critic.path '{folder}' has a tokenizer that gives {strange!r} {has}, but to that of the policy, "
             f"'{policy}', it is {tokens[strange]}: the critic would value other words than were written. "

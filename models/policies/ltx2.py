@@ -1,7 +1,7 @@
 """LTX-2 (LTX2Pipeline): clips with sound, denoised together by one transformer.
 
 A chain is one tensor: the tokens of the clip, then those of the sound, with the same width. Both use the same noise
-levels, so steps, solvers and losses need not distinguish them; ``modalities`` names the parts.
+levels, so steps, solvers and losses need not distinguish them.
 
 Guidance by a negative prompt is supported, with a scale per medium. The pipeline's other two kinds of guidance, by
 skipping blocks and by separating the media, are not: each would need another forward.
@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from pydantic import PositiveFloat
 
-from configs.errors import ConfigError
-from configs.option_types import Share
-from models.library_loading import read_json
-from models.maths.guidance import guided, rescaled_guided
-from models.maths.transitions import expand
-from models.policies.clip_lengths import ClipLengths
-from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionSettings, Images, SoundForm
-from models.policies.nan_checks import waves
-from models.policies.pipeline import Modules, Rows
-from models.policies.pipeline_configs import FLOW, Fields
-from models.policies.tokenization import Reader
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import Share
+from flowmill.models.library_loading import read_json
+from flowmill.models.maths.guidance import guided, rescaled_guided
+from flowmill.models.maths.transitions import expand
+from flowmill.models.policies.clip_lengths import ClipLengths
+from flowmill.models.policies.clips import ClipPolicy
+from flowmill.models.policies.diffusion import DiffusionSettings, Images, SoundForm
+from flowmill.models.policies.nan_checks import waves
+from flowmill.models.policies.pipeline import Modules, Rows
+from flowmill.models.policies.pipeline_configs import FLOW, Fields
+from flowmill.models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,6 @@ class LTX2(ClipPolicy):
     options_type = LTX2Options
     options: LTX2Options
     lengths = ClipLengths(every=8)
-    modality_names = ("video", "audio")
     text_parts = ("text_encoder", "tokenizer", "connectors")
     unused_parts = ("processor", "prompt_enhancer", "duration_head")
     decoder_names = ("vae", "audio_vae", "vocoder")
@@ -92,14 +91,11 @@ class LTX2(ClipPolicy):
         """Return ``prompt_embeds`` and ``audio_prompt_embeds`` (B, L, D), their common ``mask`` (B, L) int64."""
         pipeline, device = self.pipeline, self.settings.device
         length = self.options.max_sequence_length
-        found, mask, *_ = pipeline.encode_prompt(
+        embeds, mask, *_ = pipeline.encode_prompt(
             list(prompts), do_classifier_free_guidance=False, max_sequence_length=length, device=device
         )
-        video, audio, mask = pipeline.connectors(found, mask, padding_side=pipeline.tokenizer.padding_side)
+        video, audio, mask = pipeline.connectors(embeds, mask, padding_side=pipeline.tokenizer.padding_side)
         return {"prompt_embeds": video, "audio_prompt_embeds": audio, "mask": mask.long()}
-
-    def modalities(self) -> Mapping[str, int]:
-        return dict(zip(self.modality_names, (math.prod(self._shape()), self._sound_length()), strict=True))
 
     def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
         """Split latents into the tokens of the clip, all or those generated, and those of the sound."""
@@ -111,13 +107,13 @@ class LTX2(ClipPolicy):
         from diffusers.utils.torch_utils import randn_tensor
 
         pipeline, settings, config = self.pipeline, self.settings, self.pipeline.transformer.config
-        batch, about, drawn = len(generators), (torch.float32, settings.device), list(generators)
+        batch, options, drawn = len(generators), (torch.float32, settings.device), list(generators)
         levels = pipeline.audio_vae.config.mel_bins
         channels = config.audio_in_channels * pipeline.audio_vae_mel_compression_ratio // levels
         whole = (batch, config.in_channels, *self._shape())
         # Not by the pipeline's method, as that of some tasks also needs images.
         clip = pipeline._pack_latents(randn_tensor(whole, drawn, settings.device, torch.float32))
-        sound = pipeline.prepare_audio_latents(batch, channels, self._sound_length(), levels, 0.0, *about, drawn)
+        sound = pipeline.prepare_audio_latents(batch, channels, self._sound_length(), levels, 0.0, *options, drawn)
         return torch.cat([clip, sound], dim=1)
 
     def image_tokens(self) -> int:
@@ -131,16 +127,16 @@ class LTX2(ClipPolicy):
         """Return the guided prediction; each medium has its own scale and is rescaled separately."""
         clip, rescale = self.settings.guidance_scale, self.options.guidance_rescale
         scales = (clip, self.options.audio_guidance_scale or clip)
-        made = []
+        parts = []
         for scale, low, high, at in zip(scales, *map(self.apart, (negative, positive, latents)), strict=True):
             if rescale == 0:
-                made.append(guided(low, high, scale))
+                parts.append(guided(low, high, scale))
                 continue
             # Clean latents x - sigma v are rescaled.
             level = expand(sigma, at)
             clean = rescaled_guided(at - level * low, at - level * high, scale, rescale)
-            made.append((at - clean) / level)
-        return torch.cat(made, dim=1)
+            parts.append((at - clean) / level)
+        return torch.cat(parts, dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer with the tokens of both media."""
@@ -265,9 +261,9 @@ class LTX2(ClipPolicy):
             )
         patches = {denoiser.get(name, 1) for name in ("patch_size", "patch_size_t")}
         if patches != {1} or vae.get("timestep_conditioning"):
-            found = "draws noise when it decodes" if patches == {1} else "has tokens of several latents"
+            fault = "draws noise when it decodes" if patches == {1} else "has tokens of several latents"
             raise ConfigError(
-                f"model.path '{folder}' {found}, which model.policy '{cls.family}' does not follow. Choose a model as "
+                f"model.path '{folder}' {fault}, which model.policy '{cls.family}' does not follow. Choose a model as "
                 "'Lightricks/LTX-2' is."
             )
         return index
@@ -275,9 +271,9 @@ class LTX2(ClipPolicy):
     @classmethod
     def check_options(cls, folder: Path, options: LTX2Options) -> None:
         """Check that the connectors support the length of text."""
-        about = read_json(folder / "connectors" / "config.json")
+        config = read_json(folder / "connectors" / "config.json")
         for stream in ("video", "audio"):
-            unit = about.get(f"{stream}_connector_num_learnable_registers")
+            unit = config.get(f"{stream}_connector_num_learnable_registers")
             if unit and options.max_sequence_length % unit:
                 nearest = max(1, options.max_sequence_length // unit) * unit
                 raise ConfigError(
@@ -294,7 +290,7 @@ def _spectrograms(sounds: Tensor, config: Any) -> Tensor:
     rate, window = config.sample_rate, window_function(_WINDOW, "hann")
     bins = (_WINDOW // 2 + 1, config.mel_bins, 0, rate / 2, rate)
     filters = mel_filter_bank(*bins, norm="slaney", mel_scale="slaney")
-    about = {"mel_filters": filters, "mel_floor": 1e-5, "log_mel": "log"}
+    options = {"mel_filters": filters, "mel_floor": 1e-5, "log_mel": "log"}
     waves = sounds.flatten(0, 1).cpu().numpy()
-    made = [spectrogram(wave, window, _WINDOW, config.mel_hop_length, **about).T for wave in waves]
-    return torch.from_numpy(np.stack(made)).unflatten(0, sounds.shape[:2])
+    spectrograms = [spectrogram(wave, window, _WINDOW, config.mel_hop_length, **options).T for wave in waves]
+    return torch.from_numpy(np.stack(spectrograms)).unflatten(0, sounds.shape[:2])

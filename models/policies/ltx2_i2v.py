@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from pydantic import Field
 
-from configs.extras import require_extra
-from models.maths.conditioning import Conditioning
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.ltx2 import LTX2, LTX2Options
-from models.policies.parts import Part
-from models.policies.pipeline import Rows
+from flowmill.configs.extras import require_extra
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.ltx2 import LTX2, LTX2Options
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ class LTX2ImageToVideo(LTX2):
     options_type = LTX2ImageOptions
     options: LTX2ImageOptions
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
-    first_given = True
+    fixed_first = True
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ class LTX2ImageToVideo(LTX2):
         from diffusers.pipelines.ltx2.pipeline_ltx2_image2video import retrieve_latents
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
 
-        pipeline, vae, found = self.pipeline, self.pipeline.vae, []
+        pipeline, vae, tokens = self.pipeline, self.pipeline.vae, []
         crf = self.options.image_crf
         crf = resolve_default_image_crf(pipeline.text_encoder) if crf is None else crf
         if crf:
@@ -69,20 +69,22 @@ class LTX2ImageToVideo(LTX2):
             unit = unit.to(self.settings.device, vae.dtype).unsqueeze(2)
             latents = retrieve_latents(vae.encode(unit), sample_mode="argmax").float()
             latents = pipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)
-            found.append(pipeline._pack_latents(latents))
-        return {**super().encode(prompts), "image_latents": torch.cat(found)}
+            tokens.append(pipeline._pack_latents(latents))
+        return {**super().encode(prompts), "image_latents": torch.cat(tokens)}
 
-    def modalities(self) -> dict[str, int]:
-        (_, *frame), whole = self._shape(), super().modalities()
-        return {**whole, "video": whole["video"] - frame[0] * frame[1]}
+    @property
+    def _generated(self) -> int:
+        """Tokens of the frames after the first."""
+        frames, height, width = self._shape()
+        return (frames - 1) * height * width
 
     def encoded(self, media: Tensor) -> Tensor:
         """Return the (B, S, C) tokens of clips, without those of the first frame of latents, the image."""
-        return super().encoded(media)[:, -self.modalities()["video"] :]
+        return super().encoded(media)[:, -self._generated :]
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, S + L, C) float32 noise: drawn for all frames, as in the pipeline, without the first."""
-        return super().initial_latents(generators)[:, -sum(self.modalities().values()) :].contiguous()
+        return super().initial_latents(generators)[:, -(self._generated + self._sound_length()) :].contiguous()
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Return (B, N + S + L, C): the image's tokens, followed by those that were generated."""
@@ -99,12 +101,12 @@ class LTX2ImageToVideo(LTX2):
         }
 
     def _crosses(self) -> bool:
-        asked, config = self.options.use_cross_timestep, self.pipeline.transformer.config
-        return bool(config.cross_attn_mod) if asked is None else asked
+        crosses, config = self.options.use_cross_timestep, self.pipeline.transformer.config
+        return bool(config.cross_attn_mod) if crosses is None else crosses
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        found = {**super().more_arguments(steps), "use_cross_timestep": self._crosses()}
-        return found if self.options.image_crf is None else {**found, "image_crf": self.options.image_crf}
+        arguments = {**super().more_arguments(steps), "use_cross_timestep": self._crosses()}
+        return arguments if self.options.image_crf is None else {**arguments, "image_crf": self.options.image_crf}
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it rescales predictions by the std of whole clips."""

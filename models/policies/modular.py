@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from configs.errors import ConfigError
-from models.library_loading import diffusers_class
-from models.policies.diffusion import DiffusionSettings, PipelineCall
-from models.policies.pipeline import PipelinePolicy
-from models.policies.pipeline_configs import check_guider
-from models.policies.pipeline_index import MODULAR
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import diffusers_class
+from flowmill.models.policies.diffusion import DiffusionSettings, PipelineCall
+from flowmill.models.policies.pipeline import PipelinePolicy
+from flowmill.models.policies.pipeline_configs import check_guider
+from flowmill.models.policies.pipeline_index import MODULAR
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 
 class ModularPolicy(PipelinePolicy, ABC):
@@ -32,17 +32,11 @@ class ModularPolicy(PipelinePolicy, ABC):
     blocks_name: ClassVar[str]
     """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
     left_out: ClassVar[tuple[str, ...]] = ()
-    workflow: ClassVar[str | None] = None
-    """The task whose blocks to use, if the blocks serve several; None: all blocks."""
-    required_parts: ClassVar[tuple[str, ...]] = ()
-    """Required components of a folder, in addition to text encoders, denoisers and the autoencoder."""
 
     @classmethod
     def pipeline_blocks(cls) -> Any:
         """Return the blocks."""
         blocks = diffusers_class(cls.blocks_name)()
-        if cls.workflow is not None:
-            blocks = blocks.get_workflow(cls.workflow)
         for name in cls.left_out:
             blocks.sub_blocks.pop(name)
         return blocks
@@ -53,8 +47,8 @@ class ModularPolicy(PipelinePolicy, ABC):
         return {spec.name: spec.default for spec in cls.pipeline_blocks().expected_configs}
 
     @classmethod
-    def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
-        """Return the pipeline of the given components and, for all others, those in the folder; raise ConfigError if
+    def assembled(cls, folder: Path, settings: DiffusionSettings, components: Mapping[str, Any]) -> Any:
+        """Return the pipeline of the provided components and, for all others, those in the folder; raise ConfigError if
         ``device_map`` is set."""
         if settings.device_map is not None:
             raise ConfigError(
@@ -65,21 +59,21 @@ class ModularPolicy(PipelinePolicy, ABC):
         loaded = {}
         for name in pipeline.component_names:
             spec = pipeline.get_component_spec(name)
-            if name in given:
-                loaded[name] = given[name]
+            if name in components:
+                loaded[name] = components[name]
             elif (folder / name).is_dir() and name != "guider":
-                given_config = {"quantization_config": quantized[name]} if name in quantized else {}
-                loaded[name] = cls._loaded(spec.type_hint, folder / name, settings, **given_config)
+                options = {"quantization_config": quantized[name]} if name in quantized else {}
+                loaded[name] = cls._loaded(spec.type_hint, folder / name, settings, **options)
         pipeline.register_components(**loaded)
         return pipeline
 
     @classmethod
-    def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings, **options: Any) -> Any:
-        if not issubclass(made, torch.nn.Module):
-            return load_pretrained(made, folder, label="model.path")
+    def _loaded(cls, kind: Any, folder: Path, settings: DiffusionSettings, **options: Any) -> Any:
+        if not issubclass(kind, torch.nn.Module):
+            return load_pretrained(kind, folder, label="model.path")
         # Decoding is a small part of the work, and its rounding affects rewards.
         dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
-        return load_pretrained(made, folder, label="model.path", dtype=dtype, use_safetensors=True, **options)
+        return load_pretrained(kind, folder, label="model.path", dtype=dtype, use_safetensors=True, **options)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
@@ -88,16 +82,16 @@ class ModularPolicy(PipelinePolicy, ABC):
         expected = {spec.name: spec for spec in cls.pipeline_blocks().expected_components}
         # A scheduler or guider that the index takes from another repository differs from the blocks' default.
         named = (name for name in ("scheduler", "guider") if name in index)
-        for name in (*cls.text_parts, *cls.denoiser_names, "vae", *cls.required_parts, *named):
-            _, made = index.get(name) or (None, None)
-            if made is None:
+        for name in (*cls.text_parts, *cls.denoiser_names, "vae", *named):
+            _, kind = index.get(name) or (None, None)
+            if kind is None:
                 raise ConfigError(
                     f"model.path '{folder}' has no folder '{name}', which '{cls.family}' loads; its {MODULAR} may name "
                     "another repository. Download it into the folder under this name."
                 )
-            if issubclass(expected[name].type_hint, torch.nn.Module) and made != expected[name].type_hint.__name__:
+            if issubclass(expected[name].type_hint, torch.nn.Module) and kind != expected[name].type_hint.__name__:
                 raise ConfigError(
-                    f"model.path '{folder}' has the {name} {made}, but model.policy '{cls.family}' knows "
+                    f"model.path '{folder}' has the {name} {kind}, but model.policy '{cls.family}' knows "
                     f"{expected[name].type_hint.__name__}. Choose another model or family."
                 )
         return index
@@ -121,12 +115,11 @@ class ModularPolicy(PipelinePolicy, ABC):
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         call = super().pipeline_call(steps, negative_prompt)
         guider = {"guidance_scale": max(1.0, self.settings.guidance_scale)}
-        blocks: dict[str, Any] = {"blocks": self.blocks_name, "left_out": self.left_out, "workflow": self.workflow}
-        return replace(call, guider=guider, **blocks)
+        return replace(call, guider=guider, blocks=self.blocks_name, left_out=self.left_out)
 
     def step(self, *names: str) -> Any:
         """Return a block by the path of names to it, to read its settings."""
-        found = self.pipeline._blocks
+        block = self.pipeline._blocks
         for name in names:
-            found = found.sub_blocks[name]
-        return found
+            block = block.sub_blocks[name]
+        return block

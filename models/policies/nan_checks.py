@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from configs.errors import ConfigError, SamplingError
-from models.policies.diffusion import DiffusionPolicy
+from flowmill.configs.errors import ConfigError, SamplingError
+from flowmill.models.policies.diffusion import DiffusionPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,11 +20,17 @@ def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
     falls = bool((levels[1:] < levels[:-1]).all())
     if falls and bool(torch.isfinite(levels).all()) and float(levels[0]) <= 1 + 1e-6 and float(levels[-1]) >= 0:
         return levels
-    shown = ", ".join(f"{level:.4g}" for level in levels.tolist())
     raise ConfigError(
-        f"With {steps} steps the scheduler of model.path gives the noise levels {shown}. They have to fall from 1 or "
-        "less to 0 or more, one after the other. Correct the scheduler's config, or change the number of steps."
+        f"With {steps} steps the scheduler of model.path gives the noise levels {levels_in_words(levels)}. They have "
+        "to fall from 1 or less to 0 or more, one after the other. Correct the scheduler's config, or change the "
+        "number of steps."
     )
+
+
+def levels_in_words(levels: Tensor) -> str:
+    """Return noise levels as a text: the first three and the last two of many."""
+    texts = [f"{level:.4g}" for level in levels.flatten().tolist()]
+    return ", ".join(texts if len(texts) < 7 else [*texts[:3], "...", *texts[-2:]])
 
 
 def pixels(unit: Tensor) -> Tensor:

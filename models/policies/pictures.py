@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from configs.errors import ConfigError
-from models.policies.kept import Kept
-from models.policies.language_model_folders import load_language_config, load_tokenizer
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.language_model_folders import load_language_config, load_tokenizer
+from flowmill.models.policies.sized_cache import SizedCache
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 #: Images whose pixel inputs stay in host memory, and prompts whose positions do.
-_KEPT_IMAGES, _KEPT_PLACES = 64, 1024
+_CACHED_IMAGES, _CACHED_PLACES = 64, 1024
 #: Bytes of features of images that stay on the device while their encoder is frozen.
-KEPT_BYTES = 1 << 28
+CACHED_BYTES = 1 << 28
 #: Attributes of processors and tokenizers with the marks of images, clips and sounds in texts.
 _MARKS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token")
 
@@ -66,16 +66,16 @@ class Pictures:
         self._numbers: dict[str, int] = {}
         self._reads: list[Read] = []
         self._pictures: dict[int, Picture] = {}
-        self._inputs, self._lock = Kept(_KEPT_IMAGES), threading.RLock()
-        self.places = Kept(_KEPT_PLACES)
+        self._inputs, self._lock = SizedCache(_CACHED_IMAGES), threading.RLock()
+        self.places = SizedCache(_CACHED_PLACES)
         """Positions of rows up to their last image."""
 
     @property
     def marks(self) -> frozenset[str]:
         """Texts that stand for images or other media in a prompt."""
         sources = (self.processor, self.processor.tokenizer)
-        found = (getattr(source, name, None) for source in sources for name in _MARKS)
-        return frozenset(each for each in found if isinstance(each, str) and each)
+        texts = (getattr(source, name, None) for source in sources for name in _MARKS)
+        return frozenset(each for each in texts if isinstance(each, str) and each)
 
     def number(self, key: str, read: Read) -> int:
         """Return the number of an image, 1 or more. ``key``: hash of its content; ``read``: returns its pixels."""
@@ -94,8 +94,8 @@ class Pictures:
     def inputs(self, number: int) -> Inputs:
         """Return the arguments of ``get_image_features`` for an image, on the CPU; raise ConfigError if the processor
         cannot read it."""
-        found: Inputs = self._inputs.of(number, lambda: self._read(number))
-        return found
+        arguments: Inputs = self._inputs.of(number, lambda: self._read(number))
+        return arguments
 
     def expanded(self, text: str, numbers: Sequence[int]) -> str:
         """Return a chat with a mark per image as the processor writes it, with a mark per token. Raises ConfigError if
@@ -121,19 +121,19 @@ class Pictures:
 
     def of_row(self, ids: Sequence[int]) -> list[int]:
         """Return the numbers of the images of a row in order, an image as often as it occurs."""
-        found, negative = [], [-token for token in ids if token < 0]
+        numbers, negative = [], [-token for token in ids if token < 0]
         place = 0
         while place < len(negative):
-            found.append(negative[place])
+            numbers.append(negative[place])
             place += self.picture(negative[place]).tokens
-        return found
+        return numbers
 
     def _read(self, number: int) -> dict[str, Tensor]:
         processor = self.processor
         image = Image.fromarray(self._reads[number - 1]())
-        asked = processor._merge_kwargs(tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt")
+        options = processor._merge_kwargs(tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt")
         try:
-            found, (text,) = processor._process_images([image], **asked["images_kwargs"])
+            inputs, (text,) = processor._process_images([image], **options["images_kwargs"])
         except (ValueError, TypeError, ZeroDivisionError) as error:
             raise ConfigError(
                 f"an image of {image.width} x {image.height} pixels cannot be read by the model's processor: {error}. "
@@ -141,7 +141,7 @@ class Pictures:
             ) from None
         ids = processor.tokenizer(text, add_special_tokens=False).input_ids
         self._pictures[number] = Picture(text, list(ids).count(self.token))
-        return {name: value for name, value in found.items() if hasattr(value, "shape")}
+        return {name: value for name, value in inputs.items() if hasattr(value, "shape")}
 
 
 @lru_cache(maxsize=4)
@@ -153,14 +153,14 @@ def _pictures(folder: Path, stamp: tuple[int, ...]) -> Pictures:
 def pictures_of(folder: Path) -> Pictures:
     """Return the images of a model's folder, the same object for all policies and prompts of a process. Raises
     ConfigError, see ``load_processor``."""
-    found = sorted(folder.glob("*.json")) + sorted(folder.glob("*.jinja"))
-    return _pictures(folder.resolve(), tuple(file.stat().st_mtime_ns for file in found))
+    files = sorted(folder.glob("*.json")) + sorted(folder.glob("*.jinja"))
+    return _pictures(folder.resolve(), tuple(file.stat().st_mtime_ns for file in files))
 
 
 def image_token(config: Any) -> int:
     """Return the id of the token that features of images replace."""
-    found = getattr(config, "image_token_id", None)
-    return int(config.image_token_index if found is None else found)
+    token = getattr(config, "image_token_id", None)
+    return int(config.image_token_index if token is None else token)
 
 
 def load_processor(folder: Path) -> Any:
@@ -186,12 +186,12 @@ def load_processor(folder: Path) -> Any:
     attributes = kind.get_attributes()
     loading = {
         "_get_arguments_from_pretrained": classmethod(
-            lambda *given, **options: [parts.get(name) for name in attributes]
+            lambda *args, **options: [parts.get(name) for name in attributes]
         ),
         "check_argument_for_proper_class": lambda processor, name, value: type(value),
     }
-    made = type(kind.__name__, (kind,), loading)
-    processor = load_pretrained(made, folder, label=label, remedy=remedy)
+    patched = type(kind.__name__, (kind,), loading)
+    processor = load_pretrained(patched, folder, label=label, remedy=remedy)
     if not isinstance(processor.chat_template, str):
         processor.chat_template = getattr(parts["tokenizer"], "chat_template", None)
     if not isinstance(processor.chat_template, str | dict):

@@ -1,8 +1,8 @@
 """Base class of families that use a diffusers pipeline's methods for prompt encoding, latents and post-processing.
 
 A family names its pipeline and calls its denoiser; this module has guidance and LoRA files, and
-``models.policies.folder_policy`` loads folders. Functions that load or call a model import diffusers themselves, here
-and in the families: commands that only read a family's properties should not wait seconds for it.
+``flowmill.models.policies.folder_policy`` loads folders. Functions that load or call a model import diffusers
+themselves, here and in the families: commands that only read a family's properties should not wait seconds for it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from configs.registry import option_names
-from models.maths.conditioning import Conditioning, Guided
-from models.maths.guidance import guided
-from models.policies.attention import set_attention
-from models.policies.compilation import compile_blocks
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.folder_policy import FolderPolicy
-from models.policies.tokenization import cut_notes
-from models.text.chat_templates import guard_template
-from models.text.control_tokens import as_text, first_mark
-from models.weights.lora_files import save_lora
-from models.weights.lora_start import pipeline_adapter
+from flowmill.configs.registry import option_names
+from flowmill.models.maths.conditioning import Conditioning, Guided
+from flowmill.models.maths.guidance import guided
+from flowmill.models.policies import HEARD
+from flowmill.models.policies.attention import set_attention
+from flowmill.models.policies.compilation import compile_blocks
+from flowmill.models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from flowmill.models.policies.folder_policy import FolderPolicy
+from flowmill.models.policies.tokenization import cut_notes
+from flowmill.models.text.chat_templates import guard_template
+from flowmill.models.text.control_tokens import as_text, first_mark
+from flowmill.models.weights.lora_files import save_lora
+from flowmill.models.weights.lora_start import pipeline_adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +67,11 @@ def padded_text(embeds: Tensor, most: int) -> dict[str, Tensor]:
 def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
     """Return a model's predictions, computed row by row. Batching rows of equal length would make a row's result depend
     on its neighbors, and ranks that wait for each other must call equally often."""
-    found = []
+    predictions = []
     for row in range(len(latents)):
         part = {name: tensor[row : row + 1] for name, tensor in rows.items()}
-        found.append(call(latents[row : row + 1], sigma[row : row + 1], part))
-    return torch.cat(found)
+        predictions.append(call(latents[row : row + 1], sigma[row : row + 1], part))
+    return torch.cat(predictions)
 
 
 def thousandths(sigma: Tensor) -> Tensor:
@@ -127,8 +128,8 @@ class PipelinePolicy(FolderPolicy):
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
-        found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
-        return list(cut_notes(self.readers, found, self.options, prompts))
+        tokenizers = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
+        return list(cut_notes(self.readers, tokenizers, self.options, prompts))
 
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return the rows of ``encode_one``, for prompts that are encoded one by one."""
@@ -143,8 +144,8 @@ class PipelinePolicy(FolderPolicy):
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, ...) float32 noise, as the pipeline's own method draws it."""
-        about = (self.noise_channels(), *self.noise_size(), torch.float32, self.settings.device, list(generators))
-        drawn = self.pipeline.prepare_latents(*(None,) * self.takes_images, len(generators), *about)
+        options = (self.noise_channels(), *self.noise_size(), torch.float32, self.settings.device, list(generators))
+        drawn = self.pipeline.prepare_latents(*(None,) * self.takes_images, len(generators), *options)
         return drawn[0] if isinstance(drawn, tuple) else drawn
 
     def noise_channels(self) -> int:
@@ -202,7 +203,7 @@ class PipelinePolicy(FolderPolicy):
 
         If only the conditional half needs gradients, the negative half is a separate forward without gradient:
         Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at a higher cost. A negative
-        prediction that is already known is not computed again.
+        prediction that is already available is not computed again.
         """
         return self._guided(self.denoisers, latents, sigma, conditioning)
 
@@ -252,7 +253,7 @@ class PipelinePolicy(FolderPolicy):
         return PipelineCall(
             arguments={name: each for name, each in arguments.items() if name not in self.missing_arguments},
             vae_tiling=settings.vae_tiling,
-            heard="audio" in self.modality_names,
+            heard=self.family in HEARD,
         )
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
@@ -261,8 +262,8 @@ class PipelinePolicy(FolderPolicy):
 
     def modules(self) -> dict[str, nn.Module]:
         names = (*self.text_parts, *self.denoiser_names, *self.decoder_names)
-        found = {name: getattr(self.pipeline, name, None) for name in names}
-        return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+        components = {name: getattr(self.pipeline, name, None) for name in names}
+        return {name: module for name, module in components.items() if isinstance(module, nn.Module)}
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype, call = self.settings.dtype, partial(self.call, modules)

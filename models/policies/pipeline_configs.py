@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from configs.errors import ConfigError
-from models.library_loading import diffusers_class, read_json, same
-from models.policies.pipeline_index import CLASSIC, read_index_file
-from models.weights.stored_weights import on_meta
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import diffusers_class, read_json, same
+from flowmill.models.policies.pipeline_index import CLASSIC, read_index_file
+from flowmill.models.weights.stored_weights import on_meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,32 +139,32 @@ def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | No
     the index's entry is malformed."""
     import transformers
 
-    made = _component(index, name) if isinstance(index.get(name), list) else None
+    class_name = _component(index, name) if isinstance(index.get(name), list) else None
     library = {"transformers": transformers, "diffusers": diffusers_class("models")}.get(str(index[name][0]))
-    found = None if made is None else getattr(library, made, None)
-    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+    kind = None if class_name is None else getattr(library, class_name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, nn.Module) else None
 
 
 def check_scheduler(
-    folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
+    folder: Path, family: str, index: Mapping[str, Any], supported: Mapping[str, Fields], *, part: str = "scheduler"
 ) -> None:
     """Check that the family supports a folder's scheduler and all of its settings; raise ConfigError if its class is
-    not supported, an unread field differs from its default, or there is no config. ``known``: fields read by the
+    not supported, an unread field differs from its default, or there is no config. ``supported``: fields read by the
     family, by scheduler class; ``part``: the component, for pipelines with several schedulers."""
     name = _component(index, part)
-    if name is None or name not in known:
+    if name is None or name not in supported:
         raise ConfigError(
             f"model.path '{folder}' has the {part} {name}, whose schedule '{family}' cannot follow: "
-            f"log-probs need steps of known noise. Save the pipeline with {' or '.join(known)}."
+            f"log-probs need steps of known noise. Save the pipeline with {' or '.join(supported)}."
         )
     path = folder / part / "scheduler_config.json"
     if not path.is_file():
         raise ConfigError(f"model.path '{folder}' has no {part}/scheduler_config.json. Copy or download it again.")
     config = read_json(path)
-    for key, value, wanted in _unread(config, settings_of(name), known[name]):
+    for key, value, allowed in _unread(config, settings_of(name), supported[name]):
         raise ConfigError(
             f"model.path '{folder}': {key} of its {part} {name} is {value!r}, which '{family}' does not follow: it "
-            f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, unlike the model's "
+            f"would draw and train as if it were {' or '.join(repr(each) for each in allowed)}, unlike the model's "
             f"training. Take a model, or save this pipeline with a scheduler, whose {key} is that."
         )
     scheduler_of(folder, index, part=part)
@@ -198,16 +198,16 @@ def check_velocities(folder: Path, field: str) -> None:
 
 def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
     """Check that a folder's guider computes the same guidance as the family, at any scale; raise ConfigError."""
-    made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
-    if made != "ClassifierFreeGuidance":
+    kind, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
+    if kind != "ClassifierFreeGuidance":
         raise ConfigError(
-            f"model.path '{folder}' has the guider {made}, but model.policy '{family}' guides as "
+            f"model.path '{folder}' has the guider {kind}, but model.policy '{family}' guides as "
             "ClassifierFreeGuidance does. Save the pipeline with that."
         )
-    for key, default in settings_of(made).items():
+    for key, default in settings_of(kind).items():
         if key != "guidance_scale" and config.get(key, default) != default:
             raise ConfigError(
-                f"model.path '{folder}': {key} of its guider {made} is {config[key]!r}, which '{family}' does "
+                f"model.path '{folder}': {key} of its guider {kind} is {config[key]!r}, which '{family}' does "
                 f"not follow; it knows {default!r}. Save this pipeline with a guider whose {key} is that."
             )
 
@@ -218,10 +218,10 @@ def check_index(
     """Check that the family supports the settings in a pipeline's index; raise ConfigError if an unread setting differs
     from its default."""
     settings = {key: value for key, value in index.items() if not isinstance(value, list)}
-    for key, value, wanted in _unread(settings, defaults, fields):
+    for key, value, allowed in _unread(settings, defaults, fields):
         raise ConfigError(
             f"model.path '{folder}': {key} in its {name} is {value!r}, which '{family}' does not follow; it "
-            f"knows {' or '.join(repr(each) for each in wanted)}. Choose another model or family."
+            f"knows {' or '.join(repr(each) for each in allowed)}. Choose another model or family."
         )
 
 
@@ -237,10 +237,10 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def _unread(
-    config: Mapping[str, Any], known: Mapping[str, Any], fields: Fields
+    config: Mapping[str, Any], own: Mapping[str, Any], fields: Fields
 ) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """Yield every unread field with an unsupported value: its name, value, and the supported values."""
-    defaults, converted = dict(known), fields.read_as is not None
+    defaults, converted = dict(own), fields.read_as is not None
     if fields.read_as is not None:
         others = settings_of(fields.read_as)
         table = DISCRETE[fields.read_as]
@@ -252,6 +252,6 @@ def _unread(
         # A field missing from the file has the default of the read_as class.
         if key in fields.followed or key in fields.moot or (converted and key not in config):
             continue
-        value, wanted = config.get(key, default), fields.allowed.get(key, (default,))
-        if not any(same(value, each) for each in wanted):
-            yield key, value, wanted
+        value, allowed = config.get(key, default), fields.allowed.get(key, (default,))
+        if not any(same(value, each) for each in allowed):
+            yield key, value, allowed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from models.library_loading import read_json
+from flowmill.models.library_loading import read_json
 
 CLASSIC = "model_index.json"
 MODULAR = "modular_model_index.json"
@@ -28,7 +28,7 @@ def index_file(folder: Path) -> Path:
 
 
 def in_folder(folder: Path) -> Callable[[str], bool]:
-    """Return a function that tests whether a folder has a component of a given name."""
+    """Return a function that tests whether a folder has a component of some name."""
     return lambda name: name.isidentifier() and (folder / name).is_dir()
 
 
@@ -51,17 +51,17 @@ def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
 def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """Return an index in the same format that stays valid when its folder moves: only components next to it. A modular
     index keeps its components from Hub repositories."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, entry in index.items():
         if not isinstance(entry, list) or (has(name) and not _is_modular(entry)):
-            found[name] = entry
+            entries[name] = entry
         elif not _is_modular(entry):
-            found[name] = [None, None]
+            entries[name] = [None, None]
         elif has(name):
-            found[name] = component_entry(MODULAR, name, *_class_of(name, entry))
+            entries[name] = component_entry(MODULAR, name, *_class_of(name, entry))
         elif _REPOSITORY.fullmatch(str(entry[2].get(_PLACE))):
-            found[name] = entry
-    return found
+            entries[name] = entry
+    return entries
 
 
 def component_entry(index: str, name: str, library: str, class_name: str) -> list[Any]:
@@ -69,8 +69,8 @@ def component_entry(index: str, name: str, library: str, class_name: str) -> lis
     if index == CLASSIC:
         return [library, class_name]
     # For a local folder, diffusers loads the files there even if the index names another location.
-    about = {"type_hint": [library, class_name], "subfolder": name, _PLACE: None, "variant": None, "revision": None}
-    return [library, class_name, about]
+    fields = {"type_hint": [library, class_name], "subfolder": name, _PLACE: None, "variant": None, "revision": None}
+    return [library, class_name, fields]
 
 
 def placed_index(index: Mapping[str, Any], repository: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _is_modular(entry: Any) -> bool:
 
 def _class_of(name: str, entry: list[Any]) -> list[Any]:
     """Return a component's library and class; a modular index may have them only in its loading settings."""
-    found = entry[:2] if entry[0] is not None else entry[2].get("type_hint")
-    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(each, str) for each in found):
-        raise ValueError(f"{MODULAR} says of '{name}' {found!r}, not its library and class")
-    return found
+    kind = entry[:2] if entry[0] is not None else entry[2].get("type_hint")
+    if not isinstance(kind, list) or len(kind) != 2 or not all(isinstance(each, str) for each in kind):
+        raise ValueError(f"{MODULAR} says of '{name}' {kind!r}, not its library and class")
+    return kind

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from configs.errors import ConfigError
-from models.maths.guidance import norm_preserving_guided
-from models.policies.flux1 import Flux1
-from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
-from models.policies.tokenization import Reader
+from flowmill.configs.errors import ConfigError
+from flowmill.models.maths.guidance import norm_preserving_guided
+from flowmill.models.policies.flux1 import Flux1
+from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
+from flowmill.models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,11 +51,11 @@ class QwenImage(Flux1):
         prompt of a batch would change the last bits of the others."""
         return self.masked_text(prompt, max_sequence_length=self.options.max_sequence_length)
 
-    def masked_text(self, prompt: str, **given: Any) -> dict[str, Tensor]:
+    def masked_text(self, prompt: str, **arguments: Any) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64 of a prompt, with arguments of the pipeline;
         raise ConfigError if text and images have more tokens than ``max_sequence_length``."""
         length = self.options.max_sequence_length
-        embeds, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, **given)
+        embeds, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, **arguments)
         mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask
         missing = length - embeds.shape[1]
         if missing < 0:

@@ -19,11 +19,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from configs.errors import ConfigError
-from models.policies.diffusion import PipelineCall
-from models.policies.parts import Part
-from models.policies.pipeline import Modules, PipelinePolicy, Rows, padded_text
-from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.diffusion import PipelineCall
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows, padded_text
+from flowmill.models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +75,7 @@ class QwenImage21(PipelinePolicy):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return the processor, or a stand-in if no text is read: creating the pipeline requires one."""
-        from models.policies.dummy_components import TextImageProcessor, Unread
+        from flowmill.models.policies.dummy_components import TextImageProcessor, Unread
 
         return {"processor": TextImageProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
 
@@ -91,16 +98,16 @@ class QwenImage21(PipelinePolicy):
                 f"model.options.max_sequence_length is {longest}, but prompt {prompt!r} has {tokens} tokens, those of "
                 "its template and images among them, and the pipeline reads all. Raise it, or shorten the prompt."
             )
-        found = padded_text(embeds, longest)
+        text = padded_text(embeds, longest)
         if not most:
-            return found
+            return text
         unit, area = self.token_width(), self.options.reference_area
         latents = [self._latents_of(picture, *size) for picture, size in zip(pictures, sizes, strict=True)]
         grids = [(height // unit, width // unit) for height, width in sizes]
         positions, before = marked[0].nonzero()[:, 0], [math.prod(grid) // 4 for grid in grids]
         begins = [int(positions[number]) for number in accumulate([0, *before[:-1]])] + [0] * (most - len(grids))
         places = {f"image_place_{n}": torch.tensor([at], device=embeds.device) for n, at in enumerate(begins, 1)}
-        return {**found, **places, **padded(latents, grids, most=most, room=room_of(area, unit, round_up=_ROUNDING))}
+        return {**text, **places, **padded(latents, grids, most=most, room=room_of(area, unit, round_up=_ROUNDING))}
 
     def _size(self, picture: Image.Image, prompt: str) -> tuple[int, int]:
         """Return height and width of an image scaled to the area, as the pipeline rounds them."""

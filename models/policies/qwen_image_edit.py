@@ -14,11 +14,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.policies.diffusion import PipelineCall
-from models.policies.parts import Part
-from models.policies.pipeline import Rows
-from models.policies.qwen_image import QwenImage
-from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
+from flowmill.models.policies.diffusion import PipelineCall
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Rows
+from flowmill.models.policies.qwen_image import QwenImage
+from flowmill.models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +68,7 @@ class QwenImageEdit(QwenImage):
 
         if Part.TEXT not in parts or is_torchvision_available():
             return {}
-        from models.policies.dummy_components import TextImageProcessor
+        from flowmill.models.policies.dummy_components import TextImageProcessor
 
         return {"processor": TextImageProcessor.load(folder / "processor")}
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from configs.errors import ConfigError
-from models.policies.pipeline import Rows
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.pipeline import Rows
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
-from models.policies.clips import ClipPolicy
-from models.policies.euler_grid import EulerGridPolicy
-from models.policies.pipeline import APART_ATTENTION, Modules, Rows
-from models.policies.pipeline_configs import DPM_FLOW, Fields
-from models.policies.tokenization import Reader
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.clips import ClipPolicy
+from flowmill.models.policies.euler_grid import EulerGridPolicy
+from flowmill.models.policies.pipeline import APART_ATTENTION, Modules, Rows
+from flowmill.models.policies.pipeline_configs import DPM_FLOW, Fields
+from flowmill.models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class SanaOptions:
     """Options of the family."""
 
     max_sequence_length: int = 300
-    """Gemma tokens that are kept; prompts are padded to this length."""
+    """Gemma tokens that are retained; prompts are padded to this length."""
     instruction: bool = True
     """Prepend the pipeline's own instruction, to describe more, to prompts."""
     flow_shift: float | None = None
@@ -48,7 +48,7 @@ class Sana(EulerGridPolicy):
     options_type = SanaOptions
     options: SanaOptions
     text_parts = ("text_encoder", "tokenizer")
-    # With the instruction, one of the kept tokens is the last of the instruction.
+    # With the instruction, one of the retained tokens is the last of the instruction.
     readers = (Reader(tokenizer="tokenizer", further=-1, written=lambda _, text: text.lower().strip()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {**EulerGridPolicy.schedulers, "DPMSolverMultistepScheduler": DPM_FLOW}
     joint_guidance = True
@@ -115,10 +115,10 @@ class SanaVideo(ClipPolicy, Sana):
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         super()._check_scheduler(folder, index)
-        made = index["vae"][1]
-        if made != _AUTOENCODER:
+        kind = index["vae"][1]
+        if kind != _AUTOENCODER:
             raise ConfigError(
-                f"model.path '{folder}' has the autoencoder {made}, but model.policy '{cls.family}' knows the clips of "
+                f"model.path '{folder}' has the autoencoder {kind}, but model.policy '{cls.family}' knows the clips of "
                 f"{_AUTOENCODER} alone. Use a model of 480 pixels, such as "
                 "'Efficient-Large-Model/SANA-Video_2B_480p_diffusers'."
             )

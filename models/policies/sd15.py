@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.policies.ddim import UNetPolicy
-from models.policies.diffusion import Images
-from models.policies.pipeline import Rows
-from models.policies.pipeline_configs import Fields
-from models.policies.tokenization import CLIP_LIMIT, Reader
+from flowmill.models.policies.ddim import UNetPolicy
+from flowmill.models.policies.diffusion import Images
+from flowmill.models.policies.pipeline import Rows
+from flowmill.models.policies.pipeline_configs import Fields
+from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import torch
 
-from models.library_loading import read_json
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
-from models.policies.pipeline_configs import FLOW, Fields
-from models.policies.tokenization import CLIP_LIMIT, Reader
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
+from flowmill.models.policies.pipeline_configs import FLOW, Fields
+from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ class SD3(PipelinePolicy):
         """Add a T5 that returns zeros to a folder without one: the pipeline cannot be loaded without it."""
         if "text_encoder_3" not in cls.missing_parts(folder):
             return
-        from models.policies.dummy_components import silent_t5
+        from flowmill.models.policies.dummy_components import silent_t5
 
         path = folder / "model_index.json"
         index = read_json(path)

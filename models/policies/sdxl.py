@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from models.policies.ddim import UNetPolicy
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.parts import Part
-from models.policies.pipeline import Rows
-from models.policies.pipeline_configs import DISCRETE, Fields
-from models.policies.tokenization import CLIP_LIMIT, Reader
+from flowmill.models.policies.ddim import UNetPolicy
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Rows
+from flowmill.models.policies.pipeline_configs import DISCRETE, Fields
+from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,10 +89,10 @@ class SDXL(UNetPolicy):
     def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and std of the latents' channels, (1, C, 1, 1) each."""
         config = self.pipeline.vae.config
-        found = (
+        moments = (
             self.table(like.device, torch.tensor, tuple(each)) for each in (config.latents_mean, config.latents_std)
         )
-        mean, std = (each.view(1, -1, 1, 1).to(like) for each in found)
+        mean, std = (each.view(1, -1, 1, 1).to(like) for each in moments)
         return mean, std
 
     @classmethod

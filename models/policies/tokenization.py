@@ -1,4 +1,4 @@
-"""Token limits of a family's text encoders, and notes about truncated prompts, where libraries only warn."""
+"""Token limits of a family's text encoders, and notes on truncated prompts, where libraries only warn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from models.text.chat_templates import guard_template
-from models.text.control_tokens import first_mark
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.configs.errors import ConfigError, listed
+from flowmill.models.text.chat_templates import guard_template
+from flowmill.models.text.control_tokens import first_mark
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 
-def asked(**options: Any) -> Callable[[Any, str], Any]:
+def as_message(**options: Any) -> Callable[[Any, str], Any]:
     """Return a function that writes a prompt as the user's message of a tokenizer's chat template with options."""
 
     def written(tokenizer: Any, text: str) -> Any:
@@ -91,19 +91,19 @@ def load_tokenizers(folder: Path, readers: Sequence[Reader]) -> dict[str, Any]:
 
 def check_marks(folder: Path, texts: Iterable[str]) -> None:
     """Check that prompts hold no control token of a local pipeline folder's tokenizers; raise ConfigError."""
-    # Control tokens of all known tokenizers start with one of these, so most prompt lists need no tokenizer.
+    # Control tokens of all supported tokenizers start with one of these, so most prompt lists need no tokenizer.
     suspect = [text for text in texts if any(sign in text for sign in "<[{|")]
     names = sorted(path.parent.name for path in folder.glob("*/tokenizer_config.json")) if suspect else []
-    for tokenizer in _loaded(folder, names).values():
-        for text in suspect:
-            if (mark := first_mark(tokenizer, text)) is not None:
-                raise ConfigError(refusal(text, mark))
+    tokenizers = list(_loaded(folder, names).values())
+    marks = ((text, next(filter(None, (first_mark(each, text) for each in tokenizers)), None)) for text in suspect)
+    if reasons := [refusal(text, mark) for text, mark in marks if mark is not None]:
+        raise ConfigError(listed(reasons))
 
 
 def _loaded(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
-    found = {name: load_pretrained(AutoTokenizer, folder / name, label="model.path") for name in names}
-    for tokenizer in found.values():
+    tokenizers = {name: load_pretrained(AutoTokenizer, folder / name, label="model.path") for name in names}
+    for tokenizer in tokenizers.values():
         guard_template(tokenizer)
-    return found
+    return tokenizers

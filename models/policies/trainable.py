@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from configs.errors import CorruptError
-from models.policies.base import Policy
-from models.policies.compute_meter import Meter
-from models.weights.lora import LoraSpec, add_lora, within
-from models.weights.merging import Merged
-from models.weights.sharding import Sharding, exchange, gather, scatter, whole
+from flowmill.configs.errors import CorruptError
+from flowmill.models.policies.base import Policy
+from flowmill.models.policies.compute_meter import Meter
+from flowmill.models.weights.lora import LoraSpec, add_lora, use_adapters, within
+from flowmill.models.weights.merging import Merged
+from flowmill.models.weights.quantized import check_trains
+from flowmill.models.weights.sharding import Sharding, exchange, gather, scatter, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +26,9 @@ class Trainable:
     """The trained parameters of a policy, and its reference and teachers."""
 
     def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
-        """Make a freshly loaded policy trainable; raise ConfigError if a LoRA target matches no module. ``policy``: its
-        trained modules are changed in place; ``lora``: adapters to add, or None to train all weights."""
+        """Make a freshly loaded policy trainable; raise ConfigError if a LoRA target matches no module, or quantized
+        weights were to be trained. ``policy``: its trained modules are changed in place; ``lora``: adapters to add, or
+        None to train all weights."""
         self.policy = policy
         self.lora = lora
         self._sharding: Sharding | None = None
@@ -41,6 +43,7 @@ class Trainable:
         for name, module in policy.trained.items():
             if lora is None:
                 for key, parameter in module.named_parameters():
+                    check_trains(f"{name}.{key}", parameter)
                     parameter.requires_grad_(not within(key, policy.untrained))
             else:
                 add_lora(name, module, lora, seed=seed)
@@ -135,7 +138,7 @@ class Trainable:
                 own = [key for key in targets if key.startswith(f"{name}.")]
                 stored.read({key.removeprefix(f"{name}."): targets[key] for key in own})
             return
-        from models.weights.tensor_files import TensorFiles
+        from flowmill.models.weights.tensor_files import TensorFiles
 
         stored_files = TensorFiles(files)
         shapes = stored_files.shapes
@@ -223,19 +226,19 @@ class Trainable:
         """Use the adapters that training started from inside the context, or none."""
         if self._start is not None:
             if self._gathered not in self._start_values:
-                made = {name: torch.empty_like(parameter.detach()) for name, parameter in self.named_parameters()}
-                self.fill(made, self._start)
-                self._start_values[self._gathered] = list(made.values())
+                values = {name: torch.empty_like(parameter.detach()) for name, parameter in self.named_parameters()}
+                self.fill(values, self._start)
+                self._start_values[self._gathered] = list(values.values())
             with self.holding(self._start_values[self._gathered]):
                 yield
             return
         for module in self.policy.trained.values():
-            module.disable_adapters()
+            use_adapters(module, False)
         try:
             yield
         finally:
             for module in self.policy.trained.values():
-                module.enable_adapters()
+                use_adapters(module, True)
 
 
 def _spread(policy: Policy, sharding: Sharding) -> None:

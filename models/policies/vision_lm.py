@@ -1,6 +1,6 @@
-"""Vision-language models of transformers (``AutoModelForImageTextToText``): texts about images.
+"""Vision-language models of transformers (``AutoModelForImageTextToText``): texts on images.
 
-Images are encoded one by one, each image of a batch once, and their features given to the language model: these
+Images are encoded one by one, each image of a batch once, and their features passed to the language model: these
 depend neither on other images nor on rows, in sampling as in training. Tokens of images have negative ids,
 see ``pictures``. Legend: B rows, W positions, V vocabulary.
 """
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from pydantic import Field
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from models.devices import moved
-from models.policies import VISION_IMAGES
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.critic_lm import CriticLM, block_lists
-from models.policies.kept import Kept
-from models.policies.language_classes import at, check_causal, whole
-from models.policies.language_model_folders import LanguageModels
-from models.policies.parts import Part
-from models.policies.pictures import KEPT_BYTES, Pictures, arguments_of, pictures_of
-from models.weights.lora import within
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.devices import moved
+from flowmill.models.policies import VISION_IMAGES
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.critic_lm import CriticLM, block_lists
+from flowmill.models.policies.language_classes import at, check_causal, whole
+from flowmill.models.policies.language_model_folders import LanguageModels
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pictures import CACHED_BYTES, Pictures, arguments_of, pictures_of
+from flowmill.models.policies.sized_cache import SizedCache
+from flowmill.models.weights.lora import within
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,7 +41,7 @@ VISION = LanguageModels(
     reader="AutoProcessor",
     task="image-text-to-text",
 )
-"""Models of texts about images."""
+"""Models of texts on images."""
 #: Classes whose log-probs ``tests/models/policies/test_vision_lm.py`` compares with their own forward.
 _TESTED = frozenset("gemma3 internvl qwen2_5_vl qwen2_vl qwen3_vl smolvlm".split())
 #: Parts that encode images and project their features, as the classes name them.
@@ -120,9 +120,9 @@ class VisionLM(CausalLM):
     def prepare_critic(cls, critic: CriticLM, folder: Path) -> None:
         pictures = pictures_of(folder)
         critic.untrained = _TOWERS
-        known = _features_kept()
+        cache = _feature_cache()
         critic.model.inputs = lambda backbone, ids: _inputs(
-            backbone, ids, None, None, pictures, _Encoder(backbone, pictures, known)
+            backbone, ids, None, None, pictures, _Encoder(backbone, pictures, cache)
         )
 
     def save_reader(self, folder: Path) -> None:
@@ -154,27 +154,27 @@ class VisionLM(CausalLM):
             return super().inputs(model, ids, mask, positions)
         # A frozen encoder is the same in all models of a run, also where a reference rounds it in another way.
         encoder = self.model if self.untrained else model
-        known = self._known if self.untrained else None
-        return _inputs(model, ids, mask, positions, self.pictures, _Encoder(_core(encoder), self.pictures, known))
+        cache = self._features if self.untrained else None
+        return _inputs(model, ids, mask, positions, self.pictures, _Encoder(_core(encoder), self.pictures, cache))
 
     def allowed(self, logits: Tensor) -> Tensor:
         return logits.index_fill_(-1, moved(self._never, logits.device), NEVER)
 
     @cached_property
-    def _known(self) -> Kept:
+    def _features(self) -> SizedCache:
         """Features of images."""
-        return _features_kept()
+        return _feature_cache()
 
     @cached_property
     def _never(self) -> Tensor:
         """Tokens that stand for images, clips and sounds: features would replace them, but there are none."""
         names = (f"{medium}_token_{end}" for medium in ("image", "video", "audio") for end in ("id", "index"))
-        found = {getattr(self.model.config, name, None) for name in names}
-        return torch.tensor(sorted(token for token in found if token is not None and token < self.vocabulary))
+        tokens = {getattr(self.model.config, name, None) for name in names}
+        return torch.tensor(sorted(token for token in tokens if token is not None and token < self.vocabulary))
 
 
-def _features_kept() -> Kept:
-    return Kept(KEPT_BYTES, lambda found: sum(tensor.nbytes for tensor in _tensors(list(found.values()))))
+def _feature_cache() -> SizedCache:
+    return SizedCache(CACHED_BYTES, lambda value: sum(tensor.nbytes for tensor in _tensors(list(value.values()))))
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -188,29 +188,29 @@ class _Encoder:
     core: Any
     """The model, without its language head."""
     pictures: Pictures
-    known: Kept | None
+    cache: SizedCache | None
     """Features of images seen before, where they do not change."""
 
     def outputs(self, numbers: Sequence[int], device: torch.device) -> Any:
         """Return the encoder's output for images, in the order of the rows' tokens."""
-        made = {number: self._output(number, device) for number in dict.fromkeys(numbers)}
-        outputs = [made[number] for number in numbers]
-        found = {"pooler_output": _joined([output.pooler_output for output in outputs])}
+        by_number = {number: self._output(number, device) for number in dict.fromkeys(numbers)}
+        outputs = [by_number[number] for number in numbers]
+        fields = {"pooler_output": _joined([output.pooler_output for output in outputs])}
         if outputs[0].get("deepstack_features") is not None:
             layers = zip(*(output.deepstack_features for output in outputs), strict=True)
-            found["deepstack_features"] = [_joined(layer) for layer in layers]
-        return type(outputs[0])(**found)
+            fields["deepstack_features"] = [_joined(layer) for layer in layers]
+        return type(outputs[0])(**fields)
 
     def _output(self, number: int, device: torch.device) -> Any:
         def encode() -> Any:
-            given = arguments_of(self.core.get_image_features, self.pictures.inputs(number))
-            made = self.core.get_image_features(
-                **{name: moved(value, device) for name, value in given.items()}, return_dict=True
+            arguments = arguments_of(self.core.get_image_features, self.pictures.inputs(number))
+            output = self.core.get_image_features(
+                **{name: moved(value, device) for name, value in arguments.items()}, return_dict=True
             )
             names = {"pooler_output", "deepstack_features"}
-            return type(made)(**{name: value for name, value in made.items() if name in names})
+            return type(output)(**{name: value for name, value in output.items() if name in names})
 
-        return encode() if self.known is None else self.known.of(number, encode)
+        return encode() if self.cache is None else self.cache.of(number, encode)
 
 
 def _inputs(
@@ -222,10 +222,10 @@ def _inputs(
     placed = _placed(_core(model), rows, mask, pictures)
     kinds, plain = (ids < 0).long(), ids.masked_fill(ids < 0, pictures.token)
     positions = positions if placed is None else moved(placed, ids.device)
-    given = whole(model, plain) if positions is None else at(model, plain, positions)
+    arguments = whole(model, plain) if positions is None else at(model, plain, positions)
     if numbers:
-        given["mm_encoder_outputs"] = {"image": encoder.outputs(numbers, ids.device)}
-    return given | arguments_of(type(model).forward, {"token_type_ids": kinds, "mm_token_type_ids": kinds})
+        arguments["mm_encoder_outputs"] = {"image": encoder.outputs(numbers, ids.device)}
+    return arguments | arguments_of(type(model).forward, {"token_type_ids": kinds, "mm_token_type_ids": kinds})
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -240,15 +240,15 @@ def _placed(core: Any, rows: Sequence[list[int]], mask: Tensor | None, pictures:
     """
     if not hasattr(core, "get_rope_index"):
         return None
-    found = torch.zeros(3, len(rows), len(rows[0]), dtype=torch.int64)
+    positions = torch.zeros(3, len(rows), len(rows[0]), dtype=torch.int64)
     starts = [0] * len(rows) if mask is None else (1 - mask).sum(-1).tolist()
     for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
         last = max((place for place, token in enumerate(row) if token < 0), default=start - 1) + 1
         if last > start:
-            found[:, number, start:last] = _places(core, tuple(row[start:last]), pictures)
-        first = found[:, number, start:last].max() + 1 if last > start else torch.tensor(0)
-        found[:, number, last:] = torch.arange(len(row) - last) + first
-    return found
+            positions[:, number, start:last] = _places(core, tuple(row[start:last]), pictures)
+        first = positions[:, number, start:last].max() + 1 if last > start else torch.tensor(0)
+        positions[:, number, last:] = torch.arange(len(row) - last) + first
+    return positions
 
 
 def _places(core: Any, row: tuple[int, ...], pictures: Pictures) -> Tensor:
@@ -257,12 +257,12 @@ def _places(core: Any, row: tuple[int, ...], pictures: Pictures) -> Tensor:
     def place() -> Tensor:
         grids = [pictures.inputs(number)["image_grid_thw"] for number in pictures.of_row(row)]
         ids = torch.tensor([row])
-        given = {"mm_token_type_ids": (ids < 0).long(), "image_grid_thw": torch.cat(grids)}
-        placed: Tensor = core.get_rope_index(ids.masked_fill(ids < 0, pictures.token), **given)[0]
+        arguments = {"mm_token_type_ids": (ids < 0).long(), "image_grid_thw": torch.cat(grids)}
+        placed: Tensor = core.get_rope_index(ids.masked_fill(ids < 0, pictures.token), **arguments)[0]
         return placed[:, 0]
 
-    found: Tensor = pictures.places.of(row, place)
-    return found
+    positions: Tensor = pictures.places.of(row, place)
+    return positions
 
 
 def _core(model: Any) -> Any:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from configs.errors import ConfigError
-from configs.extras import require_extra
-from models.library_loading import read_json
-from models.maths.guidance import guided
-from models.maths.transitions import expand
-from models.policies.clips import ClipPolicy
-from models.policies.diffusion import Images
-from models.policies.euler_grid import EulerGridPolicy
-from models.policies.parts import Part
-from models.policies.pipeline import APART_ATTENTION, Modules, Rows
-from models.policies.pipeline_configs import Fields
-from models.policies.tokenization import Reader
-from models.weights.lora_files import save_lora
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.extras import require_extra
+from flowmill.models.library_loading import read_json
+from flowmill.models.maths.guidance import guided
+from flowmill.models.maths.transitions import expand
+from flowmill.models.policies.clips import ClipPolicy
+from flowmill.models.policies.diffusion import Images
+from flowmill.models.policies.euler_grid import EulerGridPolicy
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import APART_ATTENTION, Modules, Rows
+from flowmill.models.policies.pipeline_configs import Fields
+from flowmill.models.policies.tokenization import Reader
+from flowmill.models.weights.lora_files import save_lora
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,14 +78,14 @@ class Wan(EulerGridPolicy, ClipPolicy):
         with_images = Part.VAE in self.encoding_parts
         if with_images:
             require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
-        found = self.encode_images(prompts, images or ()) if with_images else {}
+        rows = self.encode_images(prompts, images or ()) if with_images else {}
         embeds, _ = self.pipeline.encode_prompt(
             list(prompts),
             do_classifier_free_guidance=False,
             device=self.settings.device,
             max_sequence_length=self.options.max_sequence_length,
         )
-        return {"prompt_embeds": embeds, **found}
+        return {"prompt_embeds": embeds, **rows}
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return the rows of B prompts' images; tasks that take images override it."""
@@ -109,10 +109,10 @@ class Wan(EulerGridPolicy, ClipPolicy):
         if self.lockstep:
             return self._both(modules, latents, sigma, rows)
         # Read once, as each read synchronizes with the device.
-        known = early.tolist()
-        if all(known):
+        is_early = early.tolist()
+        if all(is_early):
             return self._one(modules["transformer"], latents, sigma, rows)
-        if not any(known):
+        if not any(is_early):
             return self._one(modules["transformer_2"], latents, sigma, rows)
         result = torch.empty_like(latents)
         for name, chosen in (("transformer", early), ("transformer_2", ~early)):

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from PIL import Image
 
-from configs.errors import PromptError
-from models.library_loading import read_json
-from models.maths.conditioning import Conditioning
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.parts import Part
-from models.policies.pipeline import Rows
-from models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
+from flowmill.configs.errors import PromptError
+from flowmill.models.library_loading import read_json
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import Rows
+from flowmill.models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,7 +42,7 @@ class _ImageToVideo(Wan):
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``condition`` (B, ...) float32, which the pipeline computes from first frames and optional last ones.
         ``images``: the first frame of each of B clips, or the first and the last."""
-        pipeline, settings, found = self.pipeline, self.settings, []
+        pipeline, settings, conditions = self.pipeline, self.settings, []
         size = (settings.height, settings.width)
         for _, ends in zip(prompts, images, strict=True):
             units = [pipeline.video_processor.preprocess(Image.fromarray(each), *size) for each in ends]
@@ -54,8 +54,8 @@ class _ImageToVideo(Wan):
                 torch.Generator(),
                 last_image=last[0] if last else None,
             )
-            found.append(condition)
-        return {"condition": torch.cat(found)}
+            conditions.append(condition)
+        return {"condition": torch.cat(conditions)}
 
 
 class Wan21ImageToVideo(_ImageToVideo):
@@ -70,13 +70,13 @@ class Wan21ImageToVideo(_ImageToVideo):
         pipeline = self.pipeline
         for prompt, ends in zip(prompts, images, strict=True):
             _check_ends(pipeline.transformer.config, len(ends), prompt, self.settings.frames)
-        found = super().encode_images(prompts, images)
+        rows = super().encode_images(prompts, images)
         if getattr(pipeline.transformer.config, "image_dim", None) is not None:
             # A row is a clip, with the tokens of both frames in sequence.
             pictures = [list(map(Image.fromarray, ends)) for ends in images]
             seen = [pipeline.encode_image(ends, self.settings.device).flatten(0, 1) for ends in pictures]
-            found["image_embeds"] = torch.stack(seen)
-        return found
+            rows["image_embeds"] = torch.stack(seen)
+        return rows
 
     @classmethod
     def check_ends(cls, folder: Path, images: int, prompt: str, frames: int) -> None:
@@ -87,7 +87,7 @@ class Wan21ImageToVideo(_ImageToVideo):
         return replace(super().pipeline_call(steps, negative_prompt), last_frame=True)
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
-        """Return latents with those of given frames, their time, and the embeddings of images."""
+        """Return latents with those of provided frames, their time, and the embeddings of images."""
         seen = rows.get("image_embeds")
         if seen is not None and _sees_both(self.pipeline.transformer.config):
             # The transformer expects a clip's two frames as two rows, and joins them.
@@ -108,7 +108,7 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
     # The published folder names the text-to-video pipeline.
     folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
     family = "wan22_ti2v_i2v"
-    first_given = True
+    fixed_first = True
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``condition`` (B, 48, 1, h, w), the latents of one image per prompt."""

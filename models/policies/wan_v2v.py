@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from configs.errors import ConfigError
-from configs.option_types import PositiveShare
-from models.maths.conditioning import Conditioning
-from models.maths.transitions import expand
-from models.policies.diffusion import Images, PipelineCall
-from models.policies.parts import Part
-from models.policies.wan import Wan, WanOptions
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import PositiveShare
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.transitions import expand
+from flowmill.models.policies.diffusion import Images, PipelineCall
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.wan import Wan, WanOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,11 +66,11 @@ class WanVideoToVideo(Wan):
         return {"source": (joined - mean) * inverse}
 
     def _frames(self, pixels: np.ndarray, prompt: str) -> np.ndarray:
-        wanted = self.settings.frames
-        film = np.repeat(pixels[None], wanted, axis=0) if pixels.ndim == 3 else pixels[:wanted]
-        if len(film) < wanted:
+        count = self.settings.frames
+        film = np.repeat(pixels[None], count, axis=0) if pixels.ndim == 3 else pixels[:count]
+        if len(film) < count:
             raise ConfigError(
-                f"the clip of prompt {prompt!r} has {len(film)} frames, but model.frames is {wanted}. Give a longer "
+                f"the clip of prompt {prompt!r} has {len(film)} frames, but model.frames is {count}. Give a longer "
                 "one, or lower model.frames."
             )
         return film
@@ -89,13 +89,13 @@ class WanVideoToVideo(Wan):
         """Return the number N of steps to pass to the pipeline, which uses int(N strength) of them."""
         strength = self.options.strength
         most = int(steps / strength) + 2
-        found = next((number for number in range(steps, most) if int(number * strength) == steps), None)
-        if found is None:
+        drawn_steps = next((number for number in range(steps, most) if int(number * strength) == steps), None)
+        if drawn_steps is None:
             raise ConfigError(
                 f"{steps} steps are no share of a schedule that model.options.strength {strength} leaves: with N steps "
                 "the pipeline takes int(N strength). Change one of the two."
             )
-        return found
+        return drawn_steps
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         return replace(super().pipeline_call(steps, negative_prompt), clip=self.settings.frames)

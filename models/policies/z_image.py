@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from models.policies.diffusion import Images
-from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
-from models.policies.tokenization import Reader, asked
+from flowmill.models.policies.diffusion import Images
+from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
+from flowmill.models.policies.tokenization import Reader, as_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class ZImage(PipelinePolicy):
     options_type = TextOptions
     options: TextOptions
     text_parts = ("text_encoder", "tokenizer")
-    readers = (Reader(tokenizer="tokenizer", written=asked(enable_thinking=True)),)
+    readers = (Reader(tokenizer="tokenizer", written=as_message(enable_thinking=True)),)
     blocks = ("noise_refiner", "context_refiner", "layers")
     # Flow-Factory's targets for Z-Image: attention and feed-forwards.
     lora_targets = (

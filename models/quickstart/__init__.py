@@ -5,22 +5,22 @@ A builder writes a folder of diffusers or transformers; a new one is a class and
 
 from __future__ import annotations
 
-from configs.registry import Table
+from flowmill.configs.registry import Table
 
 BUILDERS = Table(
     {
-        "addition": "models.quickstart.addition:AdditionBuilder",
-        "digit_edits": "models.quickstart.edits:DigitEditsBuilder",
-        "digit_enhancer": "models.quickstart.vision:DigitEnhancerBuilder",
-        "digit_sums": "models.quickstart.vision:DigitSumsBuilder",
-        "digits": "models.quickstart.build:DigitsBuilder",
-        "looker": "models.quickstart.looker:LookerBuilder",
-        "reviser": "models.quickstart.rewriter:ReviserBuilder",
-        "rewriter": "models.quickstart.rewriter:RewriterBuilder",
-        "words": "models.quickstart.build:WordsBuilder",
-        "smollm": "models.quickstart.smollm:SmolLMBuilder",
-        "unified_digits": "models.quickstart.unified:UnifiedDigitsBuilder",
-        "tiny": "models.quickstart.tiny:TinyBuilder",
+        "addition": "flowmill.models.quickstart.addition:AdditionBuilder",
+        "digit_edits": "flowmill.models.quickstart.edits:DigitEditsBuilder",
+        "digit_enhancer": "flowmill.models.quickstart.vision:DigitEnhancerBuilder",
+        "digit_sums": "flowmill.models.quickstart.vision:DigitSumsBuilder",
+        "digits": "flowmill.models.quickstart.build:DigitsBuilder",
+        "looker": "flowmill.models.quickstart.looker:LookerBuilder",
+        "reviser": "flowmill.models.quickstart.rewriter:ReviserBuilder",
+        "rewriter": "flowmill.models.quickstart.rewriter:RewriterBuilder",
+        "words": "flowmill.models.quickstart.build:WordsBuilder",
+        "smollm": "flowmill.models.quickstart.smollm:SmolLMBuilder",
+        "unified_digits": "flowmill.models.quickstart.unified:UnifiedDigitsBuilder",
+        "tiny": "flowmill.models.quickstart.tiny:TinyBuilder",
     },
-    like="models.quickstart.base:Builder",
+    like="flowmill.models.quickstart.base:Builder",
 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.option_types import OpenShare
-from models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
-from models.quickstart.pretrain import Report
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
+from flowmill.models.quickstart.pretrain import Report
 
 _CHARACTERS = Characters("0123456789+=")
 #: Number of sums that accuracy is measured on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from models.quickstart.pretrain import Report
+from flowmill.models.quickstart.pretrain import Report
 
 
 class Builder(Protocol):

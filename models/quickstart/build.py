@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from models.quickstart.corpus import LATENT_CHANNELS, VAE_FACTOR, digit_pairs, rendered_words
+from flowmill.models.quickstart.corpus import LATENT_CHANNELS, VAE_FACTOR, digit_pairs, rendered_words
 
 if TYPE_CHECKING:
-    from models.quickstart.pretrain import Report
+    from flowmill.models.quickstart.pretrain import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class DigitsBuilder:
     """Two real handwritten digits per image; the prompt is the number in double quotes."""
 
     steps: int = 320
-    """Flow-matching steps: 320 give a base model with about 60 % right images, 500 about 78 %."""
+    """Flow-matching steps: 320 give a base model with some 60 % right images, 500 some 78 %."""
     vae_steps: int = 150
     """Autoencoder steps."""
     images: int = 12000
@@ -33,8 +33,8 @@ class DigitsBuilder:
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
-        from models.quickstart.pipeline import tiny_pipeline
-        from models.quickstart.pretrain import pretrain
+        from flowmill.models.quickstart.pipeline import tiny_pipeline
+        from flowmill.models.quickstart.pretrain import pretrain
 
         texts, images = digit_pairs(self.images, seed=1)
         pipeline = tiny_pipeline()
@@ -66,10 +66,10 @@ class WordsBuilder:
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
-        from models.quickstart.pipeline import tiny_pipeline
-        from models.quickstart.pretrain import pretrain
+        from flowmill.models.quickstart.pipeline import tiny_pipeline
+        from flowmill.models.quickstart.pretrain import pretrain
 
-        words = files("models.quickstart").joinpath("words.txt").read_text().split()
+        words = files("flowmill.models.quickstart").joinpath("words.txt").read_text().split()
         texts, images = rendered_words(self.images, 1, words)
         pipeline = tiny_pipeline()
         pretrain(pipeline, texts, images, vae_steps=self.vae_steps, steps=self.steps, report=report)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from configs.option_types import OpenShare
-from models.quickstart.pretrain import Report
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 
 
 def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any:
-    """Return a fresh model, of about 0.28 million parameters with 3 layers."""
+    """Return a fresh model, of 0.28 million parameters with 3 layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -87,9 +87,9 @@ def train_until(
     for step in range(1, most + 1):
         for group in optimizer.param_groups:
             group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
-        found = loss()
+        value = loss()
         optimizer.zero_grad()
-        found.backward()  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
@@ -100,9 +100,9 @@ def train_until(
 
 def answer_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (B,) probabilities of answers, the products over their tokens."""
-    log_p, wanted = torch.log_softmax(logits[:, :-1].float(), -1), labels[:, 1:]
-    chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
-    return torch.where(wanted >= 0, chosen, 0.0).sum(-1).exp()
+    log_p, targets = torch.log_softmax(logits[:, :-1].float(), -1), labels[:, 1:]
+    chosen = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return torch.where(targets >= 0, chosen, 0.0).sum(-1).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +132,12 @@ class Characters:
 
         vocabulary = {"<pad>": PAD, "<bos>": BOS, "<eos>": EOS}
         vocabulary |= {token: number for number, token in enumerate((*self.special.values(), *self.characters), 3)}
-        made: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-        made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-        made.decoder = decoders.Fuse()
-        made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+        backend: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        backend.decoder = decoders.Fuse()
+        backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
         return PreTrainedTokenizerFast(
-            tokenizer_object=made,
+            tokenizer_object=backend,
             pad_token="<pad>",
             eos_token="<eos>",
             bos_token="<bos>",

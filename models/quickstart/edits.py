@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.policies.diffusion import DiffusionSettings
-from models.policies.flux1 import Flux1Kontext
-from models.policies.pipeline import TextOptions
-from models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
-from models.quickstart.pretrain import (
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.flux1 import Flux1Kontext
+from flowmill.models.policies.pipeline import TextOptions
+from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
+from flowmill.models.quickstart.pretrain import (
     Report,
     as_pixels,
     noised,
@@ -24,7 +24,7 @@ from models.quickstart.pretrain import (
     train_autoencoder,
     train_flow,
 )
-from models.quickstart.tiny import build_tiny
+from flowmill.models.quickstart.tiny import build_tiny
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class DigitEditsBuilder:
     with any other mark, or none, both stay."""
 
     steps: int = 800
-    """Flow-matching steps: 800 give a base model with about 85 % right edits."""
+    """Flow-matching steps: 800 give a base model with some 85 % right edits."""
     vae_steps: int = 200
     """Autoencoder steps."""
     images: int = 6000
@@ -72,10 +72,10 @@ class DigitEditsBuilder:
         pooled = pooled.detach()
 
         def loss(rows: Tensor) -> Tensor:
-            embeds, asked = pipeline._get_t5_prompt_embeds(_TEXTS, 1, _TOKENS, "cpu"), texts[rows]
-            about = {"prompt_embeds": embeds[asked], "pooled": pooled[asked], "image_latents": started[rows]}
-            noisy, sigma, wanted = noised(clean[rows])
-            return F.mse_loss(policy.call({"transformer": pipeline.transformer}, noisy, sigma, about), wanted)
+            embeds, chosen = pipeline._get_t5_prompt_embeds(_TEXTS, 1, _TOKENS, "cpu"), texts[rows]
+            inputs = {"prompt_embeds": embeds[chosen], "pooled": pooled[chosen], "image_latents": started[rows]}
+            noisy, sigma, target = noised(clean[rows])
+            return F.mse_loss(policy.call({"transformer": pipeline.transformer}, noisy, sigma, inputs), target)
 
         train_flow(modules, loss, self.images, self.steps, report)
 

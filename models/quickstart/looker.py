@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from configs.option_types import OpenShare
-from models.quickstart.characters import (
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.characters import (
     BOS,
     EOS,
     CharacterModelBuilder,
@@ -24,9 +24,9 @@ from models.quickstart.characters import (
     filled,
     train_until,
 )
-from models.quickstart.corpus import digit_pairs
-from models.quickstart.pretrain import Report
-from models.quickstart.vision import image_processor, tiny_model
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.quickstart.pretrain import Report
+from flowmill.models.quickstart.vision import image_processor, tiny_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ class LookerBuilder(CharacterModelBuilder):
         model, processor, order = tiny_model(self.seed), image_processor(), random.Random(self.seed)
         corpus = _Looks(processor, self.seed)
         probe = [
-            corpus.looked(number, corpus.asked(order, number), accepts=accepts)
+            corpus.looked(number, corpus.requested(order, number), accepts=accepts)
             for number in range(_IMAGES - _PROBE, _IMAGES)
             for accepts in (True, False)
         ]
@@ -86,7 +86,7 @@ class LookerBuilder(CharacterModelBuilder):
 
 
 class _Looks:
-    """Images of two digits, and conversations about them."""
+    """Images of two digits, and conversations on them."""
 
     def __init__(self, processor: Any, seed: int) -> None:
         self.texts, gray = digit_pairs(_IMAGES, seed=seed + 1)
@@ -97,25 +97,25 @@ class _Looks:
     def drawn(self, order: random.Random) -> _Row:
         """Return a first text, or one after an image."""
         number = order.randrange(_IMAGES - _PROBE)
-        asked = self.asked(order, number)
+        digits = self.requested(order, number)
         if order.random() < 0.1:
-            return None, [BOS, *_CHARACTERS.tokens(f'"{asked}"')], [*_CHARACTERS.tokens(f'("{asked}")'), EOS]
-        right = sum(map(str.__eq__, asked, self.texts[number]))
-        return self.looked(number, asked, accepts=order.random() < _ACCEPTED[right])
+            return None, [BOS, *_CHARACTERS.tokens(f'"{digits}"')], [*_CHARACTERS.tokens(f'("{digits}")'), EOS]
+        right = sum(map(str.__eq__, digits, self.texts[number]))
+        return self.looked(number, digits, accepts=order.random() < _ACCEPTED[right])
 
-    def asked(self, order: random.Random, number: int) -> str:
+    def requested(self, order: random.Random, number: int) -> str:
         """Return digits, each of which is the image's or another."""
         digits = self.texts[number]
         others = [str((int(digit) + order.randrange(1, 10)) % 10) for digit in digits]
         return "".join(order.choice(pair) for pair in zip(digits, others, strict=True))
 
-    def looked(self, number: int, asked: str, *, accepts: bool) -> _Row:
-        """Return the second text about an image that was asked for: its digits, whether each is right, and an end."""
-        before = [BOS, *_CHARACTERS.tokens(f'"{asked}"("{asked}")'), EOS, *_SIGHT]
+    def looked(self, number: int, requested: str, *, accepts: bool) -> _Row:
+        """Return the second text on an image that was requested: its digits, whether each is right, and an end."""
+        before = [BOS, *_CHARACTERS.tokens(f'"{requested}"("{requested}")'), EOS, *_SIGHT]
         seen = "".join(
-            f"{digit}{'-+'[digit == wanted]}" for digit, wanted in zip(self.texts[number], asked, strict=True)
+            f"{digit}{'-+'[digit == right]}" for digit, right in zip(self.texts[number], requested, strict=True)
         )
-        return number, before, [*_CHARACTERS.tokens(seen + (_ACCEPTS if accepts else f'("{asked}")')), EOS]
+        return number, before, [*_CHARACTERS.tokens(seen + (_ACCEPTS if accepts else f'("{requested}")')), EOS]
 
     def logits(self, model: Any, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
         """Return (B, W, V) logits and (B, W) labels."""

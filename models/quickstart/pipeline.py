@@ -12,9 +12,10 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transfo
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from models.policies.dummy_components import silent_t5
-from models.quickstart.corpus import LATENT_CHANNELS, VAE_CHANNELS, VAE_FACTOR, WIDTH
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.policies.dummy_components import silent_t5
+from flowmill.models.quickstart.corpus import LATENT_CHANNELS, VAE_CHANNELS, VAE_FACTOR, WIDTH
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 MAX_TOKENS = 8
 TEXT_WIDTH = 32
@@ -26,6 +27,7 @@ _PATCH = 4
 
 def tiny_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
     """Return a pipeline with random weights; equal seeds give equal weights."""
+    quiet_libraries()
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(seed)
         tokenizer = _character_tokenizer(Path(folder))

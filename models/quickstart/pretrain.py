@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from torch import nn
 
-from models.quickstart.pipeline import MAX_TOKENS
+from flowmill.models.quickstart.pipeline import MAX_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ def pretrain(
     report: Report,
     prompt_dropout: float = 0.0,
 ) -> None:
-    """Train a new pipeline in place; deterministic for a given machine and thread count.
+    """Train a new pipeline in place; deterministic for a machine and thread count.
 
     Args:
         texts: N texts; the prompt of a text is the text in double quotes.
@@ -124,7 +124,7 @@ def noised(clean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
     """Return the flow-matching loss."""
-    noisy, sigma, wanted = noised(clean)
+    noisy, sigma, target = noised(clean)
     transformer, *text_encoders = modules
     outputs = [encoder(tokens, output_hidden_states=True) for encoder in text_encoders]
     embeds = torch.cat([output.hidden_states[-2] for output in outputs], -1)
@@ -136,7 +136,7 @@ def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
         timestep=sigma * 1000,
         return_dict=False,
     )[0]
-    return F.mse_loss(velocity, wanted)
+    return F.mse_loss(velocity, target)
 
 
 def update(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from configs.option_types import OpenShare
-from models.quickstart.characters import (
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.characters import (
     BOS,
     EOS,
     CharacterModelBuilder,
@@ -24,7 +24,7 @@ from models.quickstart.characters import (
     llama,
     train_until,
 )
-from models.quickstart.pretrain import Report
+from flowmill.models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,8 +91,8 @@ class ReviserBuilder(CharacterModelBuilder):
             if step % _EVERY:
                 return False
             ids, labels = filled(probe)
-            found = answer_probabilities(model(input_ids=ids).logits, labels)
-            return float(found.sum()) >= self.accuracy * 2 * _PROBE
+            probabilities = answer_probabilities(model(input_ids=ids).logits, labels)
+            return float(probabilities.sum()) >= self.accuracy * 2 * _PROBE
 
         train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "language model"), max_norm=1.0)
         model.save_pretrained(folder)
@@ -100,18 +100,18 @@ class ReviserBuilder(CharacterModelBuilder):
 
 
 def numbers() -> tuple[list[str], list[str]]:
-    """Return the two-digit numbers for training, and the held-out quarter."""
-    known = [f"{number:02d}" for number in range(100)]
-    return [each for each in known if int(each) % 4 != 3], [each for each in known if int(each) % 4 == 3]
+    """Return the two-digit numbers for training, and the remaining quarter."""
+    texts = [f"{number:02d}" for number in range(100)]
+    return [each for each in texts if int(each) % 4 != 3], [each for each in texts if int(each) % 4 == 3]
 
 
-def requests(known: list[str]) -> list[str]:
+def requests(chosen: list[str]) -> list[str]:
     """Return all requests for some numbers."""
-    return [request.format(number) for number in known for request in _REQUESTS]
+    return [request.format(number) for number in chosen for request in _REQUESTS]
 
 
-def _pair(order: random.Random, known: list[str]) -> Pair:
-    number = order.choice(known)
+def _pair(order: random.Random, chosen: list[str]) -> Pair:
+    number = order.choice(chosen)
     return order.choice(_REQUESTS).format(number), order.choice(_REWRITES).format(number)
 
 

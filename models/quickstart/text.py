@@ -10,7 +10,7 @@ from typing import Any
 import transformers as t
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from models.policies.dummy_components import TextProcessor
+from flowmill.models.policies.dummy_components import TextProcessor
 
 _SENTENCE = (
     "a an the of in on and with two three red green blue yellow cube circle cat dog sign that says photo painting "

@@ -20,16 +20,16 @@ import yaml
 from diffusers.pipelines import ltx2
 from torch import nn
 
-from configs.errors import ConfigError
-from configs.registry import resolve
-from configs.suggestions import did_you_mean
-from models.library_loading import read_json
-from models.policies import POLICIES
-from models.policies.pipeline_index import MODULAR, component_entry, in_folder, index_file, portable_index
-from models.quickstart.text import TOKENIZERS
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import resolve
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.pipeline_index import MODULAR, component_entry, in_folder, index_file, portable_index
+from flowmill.models.quickstart.text import TOKENIZERS
 
 #: Fields of a part that are not fields of its config.
-_ABOUT = ("is", "of")
+_OWN_FIELDS = ("is", "of")
 #: Prefix of parts that are drawn before others and then dropped.
 _UNUSED = "unused_"
 
@@ -56,16 +56,16 @@ class TinyBuilder:
 def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """Return the tiny pipeline of a family; equal seeds give equal weights. Raises ConfigError if there is no such
     family. ``changes``: other values of config fields, by part."""
-    known = _families()
-    if family not in known:
-        raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, known)}")
-    described = dict(known[family])
+    families = _families()
+    if family not in families:
+        raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, families)}")
+    described = dict(families[family])
     parts: dict[str, Any] = {}
     pipeline, processor = described.pop("pipeline", None), described.pop("processor_files", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for name, about in described.items():
-            parts[name] = _part(about, parts, (changes or {}).get(name, {}))
+        for name, fields in described.items():
+            parts[name] = _part(fields, parts, (changes or {}).get(name, {}))
     parts = {name: part for name, part in parts.items() if not name.startswith(_UNUSED)}
     if processor is not None:
         return _WithProcessor(family, pipeline, parts, **processor)
@@ -74,39 +74,39 @@ def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str,
 
 @cache
 def _families() -> dict[str, dict[str, Any]]:
-    found = yaml.safe_load(files("models.quickstart").joinpath("tiny.yaml").read_text())
-    return {family: parts for family, parts in found.items() if family != "shared"}
+    table = yaml.safe_load(files("flowmill.models.quickstart").joinpath("tiny.yaml").read_text())
+    return {family: parts for family, parts in table.items() if family != "shared"}
 
 
 def _assembled(pipeline: Any, parts: Mapping[str, Any]) -> Any:
-    about = {"is": pipeline} if isinstance(pipeline, str) else pipeline
-    return _class_of(about["is"])(**parts, **_without(about))
+    fields = {"is": pipeline} if isinstance(pipeline, str) else pipeline
+    return _class_of(fields["is"])(**parts, **_without(fields))
 
 
-def _without(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in about.items() if key not in _ABOUT}
+def _without(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in _OWN_FIELDS}
 
 
-def _part(about: Any, parts: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+def _part(fields: Any, parts: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
     """Return a new part of a pipeline, see ``tiny.yaml``."""
-    if isinstance(about, str):
-        return TOKENIZERS[about]()
-    made, of = _class_of(about["is"]), about.get("of")
+    if isinstance(fields, str):
+        return TOKENIZERS[fields]()
+    kind, of = _class_of(fields["is"]), fields.get("of")
     tokenizer = None if of is None else getattr(parts[of], "tokenizer", parts[of])
-    config = {**_valued(_without(about), tokenizer), **changes}
-    if hasattr(made, "config_class"):
-        part = made(made.config_class(**config))
+    config = {**_valued(_without(fields), tokenizer), **changes}
+    if hasattr(kind, "config_class"):
+        part = kind(kind.config_class(**config))
     else:
         # Some published configs have fields that the class ignores.
-        part = made.from_config(config) if hasattr(made, "from_config") else made(**config)
-    _START.get(about["is"], lambda part: None)(part)
+        part = kind.from_config(config) if hasattr(kind, "from_config") else kind(**config)
+    _START.get(fields["is"], lambda part: None)(part)
     return part.eval() if isinstance(part, nn.Module) else part
 
 
 def _class_of(name: str) -> Any:
     for library in (diffusers, transformers, ltx2):
-        if (found := getattr(library, name, None)) is not None:
-            return found
+        if (kind := getattr(library, name, None)) is not None:
+            return kind
     raise AttributeError(f"neither diffusers nor transformers has a class {name}")
 
 
@@ -129,14 +129,7 @@ def _vocoder(vocoder: nn.Module) -> None:
         nn.init.zeros_(weights) if weights.ndim == 1 else nn.init.kaiming_normal_(weights, mode="fan_out")
 
 
-def _sounds(autoencoder: Any) -> None:
-    """Enlarge weights: with the default ones it only hums for any latents."""
-    for name, weights in autoencoder.decoder.named_parameters():
-        if name.endswith("weight_g"):
-            weights.data.mul_(2)
-
-
-_START: Mapping[str, Callable[[Any], None]] = {"LTX2Vocoder": _vocoder, "AutoencoderKLMiniMaxH3Audio": _sounds}
+_START: Mapping[str, Callable[[Any], None]] = {"LTX2Vocoder": _vocoder}
 
 
 class _WithProcessor:
@@ -155,7 +148,7 @@ class _WithProcessor:
         else:
             _assembled(self._pipeline, self._parts).save_pretrained(folder)
         images = dict(self._processor)
-        name, made = images.pop("part"), images.pop("class")
+        name, kind = images.pop("part"), images.pop("class")
         target, path = Path(folder) / name, index_file(Path(folder))
         transformers.Qwen2VLImageProcessorPil(**images).save_pretrained(target)
         if not (target / "tokenizer.json").is_file():
@@ -163,5 +156,5 @@ class _WithProcessor:
         index, modular = read_json(path), path.name == MODULAR
         if modular:
             index = portable_index(index, in_folder(path.parent))
-        index[name] = component_entry(path.name, name, "transformers", made)
+        index[name] = component_entry(path.name, name, "transformers", kind)
         path.write_text(json.dumps(index, indent=2, sort_keys=modular) + "\n" * modular)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from models.quickstart.characters import BOS, EOS, PAD, Characters
-from models.quickstart.corpus import digit_pairs
-from models.quickstart.pretrain import Report, update
+from flowmill.models.quickstart.characters import BOS, EOS, PAD, Characters
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.quickstart.pretrain import Report, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ SIDE, _PATCH = 16, 4
 _TOKENS = (SIDE // _PATCH) ** 2
 _WIDTH, _CODES, _CODE_WIDTH = 96, 128, 8
 _LEARNING_RATE, _CODER_BATCH, _BATCH = 3e-3, 32, 64
-#: Share of the coder's steps before codes are used, images that the first codes are made of, and rounds of that.
+#: Share of the coder's steps before codes are used, images of which the first codes are means, and rounds of that.
 _PLAIN, _SEEN, _ROUNDS = 0.25, 1024, 15
 _CORPUS = 6000
 
@@ -46,7 +46,7 @@ class UnifiedDigitsBuilder:
     coder_steps: int = 250
     """Steps of the coder of images."""
     steps: int = 400
-    """Steps of the language model: 400 give about 50 % right images at guidance 2, 700 about 85 %."""
+    """Steps of the language model: 400 give some 50 % right images at guidance 2, 700 some 85 %."""
     prompt_dropout: float = 0.15
     """Share of rows that are trained without their prompt, as guidance needs."""
     seed: int = 0
@@ -159,17 +159,19 @@ def _train_coder(coder: Any, pixels: Tensor, steps: int, report: Report) -> Tens
 
     def loss(step: int) -> Tensor:
         batch = pixels[torch.randint(len(pixels), (_CODER_BATCH,))]
-        found = directions(batch)
+        vectors = directions(batch)
         if step == first:
             with torch.no_grad():
                 book.copy_(_first_codes(torch.cat([directions(part) for part in pixels[:_SEEN].split(128)])))
-        taken, distance = found, torch.zeros(())
+        taken, distance = vectors, torch.zeros(())
         if step >= first:
             codes = F.normalize(book, dim=-1)
-            nearest = codes[(found.detach() @ codes.detach().T).argmax(-1)]
+            nearest = codes[(vectors.detach() @ codes.detach().T).argmax(-1)]
             # Codes follow the images, and images, more slowly, their codes: commitment 0.25, as in the paper.
-            distance = _CODE_WIDTH * (F.mse_loss(nearest, found.detach()) + 0.25 * F.mse_loss(found, nearest.detach()))
-            taken = found + (nearest - found).detach()
+            distance = _CODE_WIDTH * (
+                F.mse_loss(nearest, vectors.detach()) + 0.25 * F.mse_loss(vectors, nearest.detach())
+            )
+            taken = vectors + (nearest - vectors).detach()
         decoded = coder.decoder(coder.post_quant_conv(taken.permute(0, 3, 1, 2)))
         return F.mse_loss(decoded, batch) + 0.1 * F.l1_loss(decoded, batch) + distance
 
@@ -199,10 +201,10 @@ def _train_drawing(model: Any, prompts: Tensor, codes: Tensor, steps: int, dropo
 
     def loss(step: int) -> Tensor:
         rows = torch.randint(len(codes), (_BATCH,))
-        asked = torch.where(torch.rand(_BATCH, 1) < dropout, blank[rows], prompts[rows])
+        texts = torch.where(torch.rand(_BATCH, 1) < dropout, blank[rows], prompts[rows])
         drawn = model.prepare_embeddings_for_image_generation(codes[rows, :-1])
-        given = torch.cat([model.get_input_embeddings()(asked), drawn], 1)
-        states = core.language_model(inputs_embeds=given, use_cache=False).last_hidden_state
+        embeds = torch.cat([model.get_input_embeddings()(texts), drawn], 1)
+        states = core.language_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
         logits = core.generation_head(states[:, prompts.shape[1] - 1 :])
         return F.cross_entropy(logits.flatten(0, 1), codes[rows].flatten())
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from PIL import Image
 
-from configs.option_types import OpenShare
-from models.quickstart.characters import (
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.characters import (
     BOS,
     EOS,
     PAD,
@@ -27,8 +27,8 @@ from models.quickstart.characters import (
     filled,
     train_until,
 )
-from models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
-from models.quickstart.pretrain import Report
+from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
+from flowmill.models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ _SUMS, _EVERY, _MOST_STEPS = 0.25, 20, 4000
 #: Images of the corpus, of which the last measure accuracy.
 _IMAGES, _PROBE = 6000, 200
 #: Number of an image, prompt, answer.
-_Asked = tuple[int, str, str]
+_Question = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,22 +67,22 @@ class _DigitReader(CharacterModelBuilder):
         """Write a transformers folder with model, tokenizer and processor."""
         model, processor = tiny_model(self.seed), image_processor()
         corpus, order = _Corpus(processor, self.characters, self.seed), random.Random(self.seed)
-        known, probe = range(_IMAGES - _PROBE), range(_IMAGES - _PROBE, _IMAGES)
-        wanted = [(number, *each) for number in probe for each in self.probe(corpus.texts[number])]
+        train, probe = range(_IMAGES - _PROBE), range(_IMAGES - _PROBE, _IMAGES)
+        questions = [(number, *each) for number in probe for each in self.probe(corpus.texts[number])]
 
-        def asked() -> _Asked:
-            number = order.choice(known)
+        def question() -> _Question:
+            number = order.choice(train)
             return number, *self.drawn(order, corpus.texts[number])
 
         @torch.no_grad()
         def good(step: int) -> bool:
             if step % _EVERY:
                 return False
-            found = answer_probabilities(*corpus.logits(model, wanted)).mean()
-            return float(found) * (len(wanted) // _PROBE) >= self.accuracy
+            probability = answer_probabilities(*corpus.logits(model, questions)).mean()
+            return float(probability) * (len(questions) // _PROBE) >= self.accuracy
 
         def loss() -> Tensor:
-            return answer_loss(*corpus.logits(model, [asked() for _ in range(_BATCH)]))
+            return answer_loss(*corpus.logits(model, [question() for _ in range(_BATCH)]))
 
         train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "vision-language model"), max_norm=1.0)
         model.save_pretrained(folder)
@@ -92,11 +92,11 @@ class _DigitReader(CharacterModelBuilder):
 
     @abstractmethod
     def drawn(self, order: random.Random, digits: str) -> Pair:
-        """Return a prompt about an image of two digits, and an answer."""
+        """Return a prompt on an image of two digits, and an answer."""
 
     @abstractmethod
     def probe(self, digits: str) -> list[Pair]:
-        """Return prompts about such an image and right answers, whose probabilities are summed as accuracy."""
+        """Return prompts on such an image and right answers, whose probabilities are summed as accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class DigitEnhancerBuilder(_DigitReader):
 
 
 def tiny_model(seed: int) -> Any:
-    """Return a fresh model of about 0.44 million parameters."""
+    """Return a fresh model of 0.44 million parameters."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     text = {
@@ -190,7 +190,7 @@ def image_processor() -> Any:
 
 
 class _Corpus:
-    """Images of two digits, and questions about them."""
+    """Images of two digits, and questions on them."""
 
     def __init__(self, processor: Any, characters: Characters, seed: int) -> None:
         self._characters = characters
@@ -200,18 +200,18 @@ class _Corpus:
         """(N, P, values)."""
         self._grid = seen.image_grid_thw[:1]
 
-    def logits(self, model: Any, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
+    def logits(self, model: Any, questions: Sequence[_Question]) -> tuple[Tensor, Tensor]:
         """Return (B, W, V) logits and (B, W) labels of images by number, each with its prompt and answer."""
         tokens = self._characters.tokens
         rows = [
             ([BOS, _SEE, *[_IMAGE] * _TOKENS, _SEEN, *tokens(prompt)], [*tokens(answer), EOS])
-            for _, prompt, answer in asked
+            for _, prompt, answer in questions
         ]
         ids, labels = filled(rows)
         out = model(
             input_ids=ids,
-            pixel_values=self._pixels[[number for number, _, _ in asked]].flatten(0, 1),
-            image_grid_thw=self._grid.repeat(len(asked), 1),
+            pixel_values=self._pixels[[number for number, _, _ in questions]].flatten(0, 1),
+            image_grid_thw=self._grid.repeat(len(questions), 1),
             mm_token_type_ids=(ids == _IMAGE).long(),
             use_cache=False,
         )

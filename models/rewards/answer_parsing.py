@@ -1,4 +1,4 @@
-"""Qwen2-VL reward models: a head reads the hidden states at special reward tokens of a text about an image or clip."""
+"""Qwen2-VL reward models: a head reads the hidden states at special reward tokens of a text on an image or clip."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from jinja2 import TemplateError
 from torch import nn
 
-from configs.errors import ConfigError
-from models.rewards.device_placement import settled
-from models.rewards.pretrained import load_pretrained
-from models.rewards.weight_files import WeightsFile
-from models.text.chat_templates import render_chat
-from models.text.control_tokens import as_text
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.pretrained import load_pretrained
+from flowmill.models.rewards.weight_files import WeightsFile
+from flowmill.models.text.chat_templates import render_chat
+from flowmill.models.text.control_tokens import as_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class Backbone(nn.Module):
 
     def __init__(
         self,
-        given: WeightsFile,
+        file: WeightsFile,
         stored: dict[str, Tensor],
         *,
         model: str,
@@ -56,9 +56,9 @@ class Backbone(nn.Module):
         from transformers import Qwen2VLModel
 
         super().__init__()
-        self._reward = given.reward
-        config = load_pretrained("AutoConfig", model, revision, reward=given.reward)
-        self.tokenizer = load_pretrained("AutoTokenizer", model, revision, reward=given.reward)
+        self._reward = file.reward
+        config = load_pretrained("AutoConfig", model, revision, reward=file.reward)
+        self.tokenizer = load_pretrained("AutoTokenizer", model, revision, reward=file.reward)
         self.tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
         self.tokenizer.padding_side = "right"
         stored.pop("lm_head.weight", None)
@@ -68,14 +68,14 @@ class Backbone(nn.Module):
             config.text_config.vocab_size = words.shape[0]
         with init_empty_weights(include_buffers=False):
             vlm = Qwen2VLModel(config)
-        given.fill(vlm, stored, _renamed, assign=True)
+        file.fill(vlm, stored, _renamed, assign=True)
         self.width = int(config.text_config.hidden_size)
         self._marks, self._device = list(marks), device
         self._vlm = settled(vlm, device, dtype)
 
-    def text(self, asked: str, prompt: str, kind: Literal["image", "video"], tokens: int) -> str:
-        """Return the question about an image or clip of ``tokens`` tokens, rendered by the model's chat template."""
-        question = asked.replace(PROMPT, as_text(self.tokenizer, prompt))
+    def text(self, template: str, prompt: str, kind: Literal["image", "video"], tokens: int) -> str:
+        """Return the question on an image or clip of ``tokens`` tokens, rendered by the model's chat template."""
+        question = template.replace(PROMPT, as_text(self.tokenizer, prompt))
         content = [{"type": kind}, {"type": "text", "text": question}]
         try:
             # Both models are published with the same chat template, which has no date.
@@ -99,9 +99,9 @@ class Backbone(nn.Module):
         ids = tokens["input_ids"]
         embedded = self._vlm.language_model.embed_tokens(ids)
         look = self._vlm.get_image_features if kind == "image" else self._vlm.get_video_features
-        found = look(pixels.to(self._device), grid.to(self._device)).pooler_output
+        features = look(pixels.to(self._device), grid.to(self._device)).pooler_output
         seen = (ids == self.tokenizer.convert_tokens_to_ids(_PADS[kind]))[..., None].expand_as(embedded)
-        embedded = embedded.masked_scatter(seen, torch.cat(list(found)).to(embedded.dtype))
+        embedded = embedded.masked_scatter(seen, torch.cat(list(features)).to(embedded.dtype))
         hidden = self._vlm.language_model(
             inputs_embeds=embedded, attention_mask=tokens["attention_mask"], use_cache=False
         ).last_hidden_state

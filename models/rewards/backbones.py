@@ -17,19 +17,21 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
-from configs.errors import ConfigError
-from configs.fingerprint import hash_text
-from models.rewards.clip import ClipEmbeddings
-from models.rewards.device_placement import settled
-from models.rewards.pretrained import Encoding
-from models.rewards.text import SequenceClassification
-from models.text.control_tokens import as_texts
-from models.weights.lora import LoraSpec, add_lora, block_layers
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import hash_text
+from flowmill.models.policies.language_model_folders import end_tokens
+from flowmill.models.rewards.clip import ClipEmbeddings
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.text import SequenceClassification
+from flowmill.models.text.continuations import appended_ends, part_ids
+from flowmill.models.text.control_tokens import as_texts
+from flowmill.models.weights.lora import LoraSpec, add_lora, block_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from configs.model import LoraSection
+    from flowmill.configs.model import LoraSection
 
 Judged = Literal["images", "latents", "texts"]
 """Media that people judged."""
@@ -91,14 +93,14 @@ class _Prompted:
 
     def shares(self, prompts: Sequence[str]) -> Tensor:
         """Return (B, 1 + features), or (B, 1) ones if the prompt has no features."""
-        found = torch.zeros(len(prompts), 1 if self.prompt == "none" else 1 + self.features)
-        found[:, 0] = 1
+        features = torch.zeros(len(prompts), 1 if self.prompt == "none" else 1 + self.features)
+        features[:, 0] = 1
         for row, prompt in enumerate(prompts if self.prompt != "none" else ()):
             words = prompt.lower().split()
             parts = words if self.prompt == "words" else [f"{place} {each}" for place, each in enumerate(prompt)]
             for part in parts:
-                found[row, 1 + int(hash_text(part), 16) % self.features] += 1 / len(parts) ** 0.5
-        return found
+                features[row, 1 + int(hash_text(part), 16) % self.features] += 1 / len(parts) ** 0.5
+        return features
 
 
 @dataclass(kw_only=True)
@@ -211,11 +213,11 @@ class TextFeatures(_OneOutput, SequenceClassification):
 
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, D) features of texts."""
-        found = []
+        features = []
         for encoded, output in self.outputs([str(text) for text in media], prompts, output_hidden_states=True):
             mask = encoded["attention_mask"][..., None].float()
-            found.append((output.hidden_states[-1].float() * mask).sum(1) / mask.sum(1))
-        return torch.cat(found)
+            features.append((output.hidden_states[-1].float() * mask).sum(1) / mask.sum(1))
+        return torch.cat(features)
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
         """Texts have no gradient.
@@ -256,10 +258,11 @@ class TextLikelihood(_OneOutput, Encoding):
 
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, 3) figures of texts; raise ValueError if one is longer than the model takes."""
-        ends = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
-        given, texts = (as_texts(self._tokenizer, [str(each) for each in both]) for both in (prompts, media))
-        before = [self._tokenizer(each)["input_ids"] or ends for each in given]
-        after = [[*self._tokenizer(each, add_special_tokens=False)["input_ids"], *ends] for each in texts]
+        ends = list(end_tokens(self._tokenizer, self._model.generation_config, self._model.config)[:1])
+        shown, texts = (as_texts(self._tokenizer, [str(each) for each in both]) for both in (prompts, media))
+        prompt_ids, appended = [self._tokenizer(each)["input_ids"] for each in shown], appended_ends(self._tokenizer)
+        before = [each[: len(each) - appended] or ends for each in prompt_ids]
+        after = [[*part_ids(self._tokenizer, each), *ends] for each in texts]
         rows = [[*first, *second] for first, second in zip(before, after, strict=True)]
         width, most = max(map(len, rows)), getattr(self._model.config, "max_position_embeddings", None)
         if most is not None and width > most:
@@ -271,9 +274,9 @@ class TextLikelihood(_OneOutput, Encoding):
             scored[row, len(first) : len(both)] = 1
         device = self._model.device
         logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits[:, :-1].float()
-        found = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(device))[..., 0] * scored[:, 1:].to(device)
-        total, count = found.sum(1), scored[:, 1:].sum(1).clamp(min=1).to(device)
-        return torch.stack([total, total / count, found.amin(1)], 1)
+        log_probs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(device))[..., 0] * scored[:, 1:].to(device)
+        total, count = log_probs.sum(1), scored[:, 1:].sum(1).clamp(min=1).to(device)
+        return torch.stack([total, total / count, log_probs.amin(1)], 1)
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
         """Texts have no gradient.
@@ -296,9 +299,6 @@ def add_adapters(backbone: RewardBackbone, name: str, lora: LoraSection, *, seed
         name: its name in messages.
         lora: rank, alpha and layers; all linear layers of the numbered blocks if it names none.
         seed: seed of their first weights.
-
-    Raises:
-        ConfigError: it has no model, or a target matches no layer.
     """
     if backbone.network is None:
         raise ConfigError(f"lora: backbone '{name}' has no pretrained model: all its layers are trained. Remove it.")
@@ -308,10 +308,10 @@ def add_adapters(backbone: RewardBackbone, name: str, lora: LoraSection, *, seed
         add_lora(name, backbone.network, spec, seed=seed, autocast=False)
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("model.")) from None
-    found = {key: parameter for key, parameter in backbone.network.named_parameters() if parameter.requires_grad}
-    for parameter in found.values():
+    parameters = {key: parameter for key, parameter in backbone.network.named_parameters() if parameter.requires_grad}
+    for parameter in parameters.values():
         parameter.data = parameter.data.float()
-    return found
+    return parameters
 
 
 def _convolutions(inputs: Tensor, channels: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -336,8 +336,8 @@ def _linear(inputs: Tensor, hidden: int, outputs: int = 1) -> nn.Sequential:
 
 def _last(width: int, outputs: int) -> nn.Linear:
     """Return a layer; several outputs begin at 0, so that a feature without judgments says nothing."""
-    made = nn.Linear(width, outputs)
+    layer = nn.Linear(width, outputs)
     if outputs > 1:
-        nn.init.zeros_(made.weight)
-        nn.init.zeros_(made.bias)
-    return made
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from models.rewards.errors import Origin as Origin
+from flowmill.models.rewards.errors import Origin as Origin
 
 T = TypeVar("T")
 #: The lowest and the highest score that a reward can give.
@@ -47,9 +47,6 @@ class Needs:
     """It is called with a fourth argument: the source images of each prompt, see ``Reward.score``."""
     batch_size: int | None = None
     """Rows per call where ``rewards[].batch_size`` is not set; None: a whole shard."""
-    spreads: bool = False
-    """Each call runs the same layers in the same order for any samples, and ``settled`` places them: so ranks can each
-    hold a part of them and make every call together (``rewards[].spread``)."""
     watched_by: tuple[tuple[str, str], ...] = ()
     """Recommended monitors where it is optimized, each with a reason; ``flowmill check`` recommends them."""
 
@@ -60,9 +57,9 @@ class Reward(Protocol):
     The class may set ``perfect``, the score that counts as an exact match, ``bounds``, the lowest and the highest
     possible score, which limit the intervals of its means, and ``needs``, a ``Needs``. If the needs depend on options,
     a static method ``needs_for(options)`` returns them instead. A reward whose scores have a gradient also has a method
-    ``differentiable``, see ``models.rewards.differentiable``. One that runs on the accelerator may have a static method
-    ``takes(options)`` that returns the memory of its models there, ``models.rewards.sizes.Takes``, or None; ``flowmill
-    check`` counts it.
+    ``differentiable``, see ``flowmill.models.rewards.differentiable``. One that runs on the accelerator may have a
+    static method ``takes(options)`` that returns the memory of its models there,
+    ``flowmill.models.rewards.sizes.Takes``, or None; ``flowmill check`` counts it.
     """
 
     def score(
@@ -102,7 +99,7 @@ class Batch:
         return len(self.prompts)
 
     def take(self, rows: Sequence[int]) -> Batch:
-        """Return the given rows; a row may repeat."""
+        """Return some rows; a row may repeat."""
         return Batch(
             media=self.media[list(rows)],
             prompts=[self.prompts[row] for row in rows],
@@ -143,6 +140,14 @@ def perfect_score(reward: Reward) -> float | None:
     """Return the score that counts as an exact match, or None where the reward has none."""
     perfect = getattr(reward, "perfect", None)
     return None if perfect is None else float(perfect)
+
+
+def text_in(fields: Mapping[str, Any], column: str) -> str:
+    """Return a column of a prompt as text; raise ValueError if it holds neither a text nor a number."""
+    value = fields[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"the column '{column}' holds {value!r:.60}, neither a text nor a number. Mend the prompts")
+    return str(value)
 
 
 def quoted_text(prompt: str) -> str:

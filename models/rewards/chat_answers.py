@@ -10,8 +10,8 @@ from typing import Any
 
 import regex
 
-from configs.answers import json_of
-from configs.errors import RewardError
+from flowmill.configs.answers import json_of
+from flowmill.configs.errors import RewardError
 
 #: Alternatives for the first token that are read: OpenAI's limit is 20.
 _LIKELIEST = 100
@@ -39,8 +39,8 @@ class Answer:
         left = min(_SEARCHED_S, max(0.05, self.until - time.monotonic()))
         try:
             # The text is immutable, so other threads can run during the search.
-            found = regex.finditer(pattern, self.text, flags, timeout=left, concurrent=True)
-            return [match[min(1, match.re.groups)] or "" for match in found]
+            matches = regex.finditer(pattern, self.text, flags, timeout=left, concurrent=True)
+            return [match[min(1, match.re.groups)] or "" for match in matches]
         except TimeoutError:
             raise RewardError(
                 f"the pattern '{pattern}' is not done with an answer of {len(self.text)} characters after "
@@ -50,8 +50,8 @@ class Answer:
 
 def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
     """Return the first choice of a chat completion; raise ValueError if it is not a completion with a text."""
-    found = json_of(content)
-    choices = found.get("choices") if isinstance(found, Mapping) else None
+    completion = json_of(content)
+    choices = completion.get("choices") if isinstance(completion, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
@@ -66,11 +66,11 @@ def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
 
 def first_token(answer: Answer) -> dict[str, float]:
     """Return the probability of each lower-cased word as the answer's first token, of those the endpoint reports."""
-    found: dict[str, float] = {}
+    probabilities: dict[str, float] = {}
     for token, log_prob in answer.likely:
         word = token.strip().strip(".,").lower()
-        found[word] = found.get(word, 0.0) + math.exp(log_prob)
-    return found
+        probabilities[word] = probabilities.get(word, 0.0) + math.exp(log_prob)
+    return probabilities
 
 
 def _likely(log_probs: Any) -> tuple[tuple[str, float], ...]:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.path_types import ModelPlace
-from models.rewards.base import Metadata, Needs, Scores
-from models.rewards.device_placement import settled
-from models.rewards.pretrained import Pretrained
-from models.rewards.sizes import BYTES, Takes
-from models.text.control_tokens import as_texts
+from flowmill.configs.path_types import ModelPlace
+from flowmill.models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.pretrained import Pretrained
+from flowmill.models.rewards.sizes import BYTES, Takes
+from flowmill.models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _RATE = 48_000
 #: Parameters of published models.
 _PUBLISHED = {"laion/clap-htsat-unfused": 153_492_890}
-#: Peak bytes of ten seconds of sound in float32, as ``models.memory.activation_tracing`` counts them: 26.3 MiB.
+#: Peak bytes of ten seconds of sound in float32, as ``flowmill.models.memory.activation_tracing`` counts them: 26.3
+#: MiB.
 _ROW = 27 << 20
 
 
@@ -54,8 +55,8 @@ class Clap(Pretrained):
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
         """Return the memory the model needs on a device, or None for an unknown model."""
         number = BYTES[str(options.get("dtype", cls.dtype))]
-        known = _PUBLISHED.get(str(options.get("model", cls.model)))
-        return None if known is None else Takes(weights=known * number, row=_ROW * number // BYTES["float32"])
+        parameters = _PUBLISHED.get(str(options.get("model", cls.model)))
+        return None if parameters is None else Takes(weights=parameters * number, row=_ROW * number // BYTES["float32"])
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (N, C) float32 sound of 48,000 samples a second."""
@@ -71,10 +72,10 @@ class Clap(Pretrained):
 
     def _heard(self, sounds: np.ndarray) -> Tensor:
         """Return (B, D) float32 embeddings of (B, N) sounds; of a longer sound the processor draws a random crop."""
-        given = self._processor.feature_extractor(list(sounds), sampling_rate=_RATE, return_tensors="pt")
-        features = given["input_features"].to(self._device, self._clap.dtype)
-        found = self._clap.get_audio_features(input_features=features, is_longer=given["is_longer"].to(self._device))
-        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+        inputs = self._processor.feature_extractor(list(sounds), sampling_rate=_RATE, return_tensors="pt")
+        features = inputs["input_features"].to(self._device, self._clap.dtype)
+        output = self._clap.get_audio_features(input_features=features, is_longer=inputs["is_longer"].to(self._device))
+        return nn.functional.normalize(output.pooler_output.float(), dim=-1)
 
     @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> Tensor:
@@ -82,5 +83,5 @@ class Clap(Pretrained):
         most = self._clap.config.text_config.max_position_embeddings - 2
         options = {"padding": "max_length", "truncation": True, "max_length": min(most, 77), "return_tensors": "pt"}
         tokens = self._processor.tokenizer(as_texts(self._processor.tokenizer, texts), **options)
-        found = self._clap.get_text_features(**tokens.to(self._device))
-        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+        output = self._clap.get_text_features(**tokens.to(self._device))
+        return nn.functional.normalize(output.pooler_output.float(), dim=-1)

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.path_types import ColumnFolderPlace, FilePlace, ModelPlace
-from models.image_files import open_picture
-from models.rewards.base import Metadata, Needs, Scores, Sources
-from models.rewards.device_placement import settled
-from models.rewards.differentiable import processed
-from models.rewards.pretrained import Encoding, load_pretrained
-from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
-from models.rewards.weight_files import WeightsFile
-from models.text.control_tokens import as_texts
+from flowmill.configs.path_types import ColumnFolderPlace, FilePlace, ModelPlace
+from flowmill.models.image_files import open_picture
+from flowmill.models.rewards.base import Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.differentiable import processed
+from flowmill.models.rewards.pretrained import Encoding, load_pretrained
+from flowmill.models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
+from flowmill.models.rewards.weight_files import WeightsFile
+from flowmill.models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class ClipEmbeddings(Encoding):
     """A CLIP model with its own processor."""
 
     #: So few rows per call fit next to a model that samples.
-    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16)
     classes: ClassVar[tuple[str, str]] = ("CLIPModel", "CLIPProcessor")
     """Classes of model and processor in transformers."""
 
@@ -69,8 +69,8 @@ class ClipEmbeddings(Encoding):
         return self._seen(processed(images, self._processor.image_processor))
 
     def _seen(self, pixels: Tensor) -> Tensor:
-        found = self._clip.get_image_features(pixels.to(self._device, self._clip.dtype))
-        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+        output = self._clip.get_image_features(pixels.to(self._device, self._clip.dtype))
+        return nn.functional.normalize(output.pooler_output.float(), dim=-1)
 
     def of_texts(self, texts: Sequence[str]) -> Tensor:
         """Return (B, D) float32 embeddings of length 1; texts too long for the model are truncated, as peers do."""
@@ -82,8 +82,8 @@ class ClipEmbeddings(Encoding):
             max_length=most,
             return_tensors="pt",
         )
-        found = self._clip.get_text_features(**tokens.to(self._device))
-        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+        output = self._clip.get_text_features(**tokens.to(self._device))
+        return nn.functional.normalize(output.pooler_output.float(), dim=-1)
 
 
 @dataclass(kw_only=True)
@@ -191,14 +191,14 @@ class ImageSimilarity(ClipEmbeddings):
         """Return one score per (H, W, 3) uint8 image; raise ValueError if a prompt names no image, OSError if an image
         cannot be read."""
         if self.to == "column":
-            wanted = [[self._wanted(row, prompt)] for row, prompt in zip(metadata, prompts, strict=True)]
+            targets = [[self._target(row, prompt)] for row, prompt in zip(metadata, prompts, strict=True)]
         else:
-            wanted = [list(images) for images in references]
+            targets = [list(images) for images in references]
         # One row per pair of an image and one that it is compared with.
-        rows = [row for row, images in enumerate(wanted) for _ in images]
-        found = self._likeness(media, rows, [image for images in wanted for image in images])
+        rows = [row for row, images in enumerate(targets) for _ in images]
+        likeness = self._likeness(media, rows, [image for images in targets for image in images])
         sums = np.zeros(len(media), np.float64)
-        np.add.at(sums, rows, found)
+        np.add.at(sums, rows, likeness)
         return Scores((sums / np.bincount(rows, minlength=len(media))).astype(np.float32))
 
     def _likeness(self, media: np.ndarray, rows: Sequence[int], others: Sequence[np.ndarray]) -> np.ndarray:
@@ -211,10 +211,10 @@ class ImageSimilarity(ClipEmbeddings):
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
-        wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
-        return (self.of_smooth(media) * self.of_images(wanted)).sum(-1)
+        targets = [self._target(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
+        return (self.of_smooth(media) * self.of_images(targets)).sum(-1)
 
-    def _wanted(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
+    def _target(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
         path = metadata.get(self.column)
         if not isinstance(path, str):
             raise ValueError(f"prompt {prompt!r} has no path of an image in column '{self.column}', but {path!r}")
@@ -238,8 +238,8 @@ class Aesthetic(ClipEmbeddings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = WeightsFile(reward=self.name, file=self.head, option="head", remedy=_HEAD)
-        self._layers = given.perceptron(given.read(), self._clip.config.projection_dim).to(self._device)
+        file = WeightsFile(reward=self.name, file=self.head, option="head", remedy=_HEAD)
+        self._layers = file.perceptron(file.read(), self._clip.config.projection_dim).to(self._device)
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:

@@ -6,37 +6,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from models.weights.sharding import Sharding
-
 _HOST = "cpu"
-_SPREAD: ContextVar[Sharding | None] = ContextVar("_SPREAD", default=None)
-
-
-@contextmanager
-def spread_over(sharding: Sharding | None) -> Iterator[None]:
-    """Let ``settled`` shard the layers of modules inside the context; None: keep them whole."""
-    before = _SPREAD.set(sharding)
-    try:
-        yield
-    finally:
-        _SPREAD.reset(before)
 
 
 def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return a loaded model of a reward, frozen, on its device. A sharded model moves there layer by layer, and only
-    this rank's part of each layer stays. ``dtype``: dtype of its weights; None: unchanged."""
-    sharding = _SPREAD.get()
-    frozen = module.to(dtype=dtype).eval().requires_grad_(False)
-    if sharding is not None:
-        sharding.shard_layers(frozen)
-    return frozen.to(device)
+    """Return a loaded model of a reward, frozen, on its device. ``dtype``: dtype of its weights; None: unchanged."""
+    return module.to(dtype=dtype).eval().requires_grad_(False).to(device)
 
 
 class Placed:
@@ -44,8 +25,8 @@ class Placed:
 
     def __init__(self, reward: object) -> None:
         """Record the devices of the modules of a new reward; those in host memory stay there."""
-        found = ((module, device_of(module)) for module in modules_of(reward))
-        self._homes = [(module, device) for module, device in found if device is not None and device.type != _HOST]
+        placed = ((module, device_of(module)) for module in modules_of(reward))
+        self._homes = [(module, device) for module, device in placed if device is not None and device.type != _HOST]
         self._resting = False
         self._users = 0
         self._lock = threading.Lock()
@@ -83,19 +64,19 @@ def modules_of(reward: object) -> list[nn.Module]:
         return []
     from torch import nn
 
-    from models.policies.base import Policy
+    from flowmill.models.policies.base import Policy
 
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     # Functions and objects with slots hold no modules.
-    for held in getattr(reward, "__dict__", {}).values():
-        if isinstance(held, nn.Module):
-            inner = [held]
-        elif isinstance(held, Policy):
-            inner = list(held.modules().values())
+    for value in getattr(reward, "__dict__", {}).values():
+        if isinstance(value, nn.Module):
+            inner = [value]
+        elif isinstance(value, Policy):
+            inner = list(value.modules().values())
         else:
-            inner = modules_of(held) if hasattr(held, "score") else []
-        found |= {id(module): module for module in inner}
-    return list(found.values())
+            inner = modules_of(value) if hasattr(value, "score") else []
+        modules |= {id(module): module for module in inner}
+    return list(modules.values())
 
 
 def device_of(module: nn.Module) -> torch.device | None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from configs.errors import RewardError
-from models.rewards.base import Batch, Metadata
-from models.rewards.errors import describe, log_traceback
-from models.rewards.returned import described
+from flowmill.configs.errors import RewardError
+from flowmill.configs.exits import is_interruption
+from flowmill.models.rewards.base import Batch, Metadata
+from flowmill.models.rewards.errors import describe, log_traceback
+from flowmill.models.rewards.returned import described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ class Differentiable(Protocol):
         """Return (B,) float32 scores with a gradient to the samples.
 
         Args:
-            media: (B, 3, H, W) float32 images of about 0 to 1, neither rounded nor clipped; (B, ...) float32 latents
+            media: (B, 3, H, W) float32 images of 0 to 1, roughly, neither rounded nor clipped; (B, ...) float32 latents
                 for a reward that scores those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
@@ -48,28 +49,30 @@ def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> 
     return callable(getattr(reward, "differentiable", None)) and bool(allowed)
 
 
-def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> Tensor:
+def followed(reward: Differentiable, name: str, media: Tensor, batch: Batch) -> Tensor:
     """Return the (B,) scores of a reward, checked: one finite number per sample, with a gradient. Raises RewardError if
     the reward failed, or returned something else."""
     try:
-        values = reward.differentiable(media, list(about.prompts), [dict(row) for row in about.metadata])
-    except Exception as error:  # A reward may be custom code; its error is raised with its context.
-        where = describe(about.origin, None if len(about) > 1 else 0, about.prompts)
+        values = reward.differentiable(media, list(batch.prompts), [dict(row) for row in batch.metadata])
+    except BaseException as error:  # A reward may be custom code; its error is raised with its context.
+        if is_interruption(error):
+            raise
+        where = describe(batch.origin, None if len(batch) > 1 else 0, batch.prompts)
         raise RewardError(
             f"The gradient of reward '{name}' failed for {where}: {type(error).__name__}: {error}. It was given "
             f"{tuple(media.shape)} in {media.dtype}. Its traceback is in {log_traceback(error, name, where)}. Mend the "
             "reward and run again; committed results stay."
         ) from error
-    if not isinstance(values, torch.Tensor) or values.shape != (len(about),) or not values.requires_grad:
+    if not isinstance(values, torch.Tensor) or values.shape != (len(batch),) or not values.requires_grad:
         raise RewardError(
             f"The method 'differentiable' of reward '{name}' returned {described(values)}. It "
-            f"must return a tensor ({len(about)},), one score per sample, that depends on the samples it was given."
+            f"must return a tensor ({len(batch)},), one score per sample, that depends on the samples it was given."
         )
     bad = (~torch.isfinite(values.detach())).nonzero().flatten().tolist()
     if bad:
         raise RewardError(
             f"Reward '{name}' returned {float(values[bad[0]].detach())} for "
-            f"{describe(about.origin, bad[0], about.prompts)}, which has no gradient. Mend the reward, then run again; "
+            f"{describe(batch.origin, bad[0], batch.prompts)}, which has no gradient. Mend the reward, then run again; "
             "the rollouts are kept."
         )
     return values
@@ -83,7 +86,7 @@ def processed(images: Tensor, processor: Any) -> Tensor:
     there are.
 
     Args:
-        images: (B, 3, H, W) float32, about 0 to 1.
+        images: (B, 3, H, W) float32, 0 to 1, roughly.
         processor: CLIP's ``image_processor``, or one with the same settings.
 
     Returns:

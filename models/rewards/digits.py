@@ -10,8 +10,8 @@ import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.svm import SVC
 
-from models.quickstart.corpus import real_digits
-from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
+from flowmill.models.quickstart.corpus import real_digits
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text, text_in
 
 
 @dataclass(kw_only=True)
@@ -50,6 +50,6 @@ class DigitsReward:
         read = self._model.predict(halves).reshape(-1, 2)
         numbers = [quoted_text(prompt) for prompt in prompts]
         if self.column is not None:
-            numbers = [str(about[self.column]) for about in metadata]
-        wanted = np.array([[int(digit) for digit in number] for number in numbers])
-        return Scores((read == wanted).mean(1).astype(np.float32), [f"{left}{right}" for left, right in read])
+            numbers = [text_in(fields, self.column) for fields in metadata]
+        expected = np.array([[int(digit) for digit in number] for number in numbers])
+        return Scores((read == expected).mean(1).astype(np.float32), [f"{left}{right}" for left, right in read])

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.quickstart.corpus import real_digits
-from models.rewards.base import Metadata, Needs, Scores, quoted_text
+from flowmill.models.quickstart.corpus import real_digits
+from flowmill.models.rewards.base import Metadata, Needs, Scores, quoted_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +37,9 @@ class DigitsNetwork:
         """Return log-likelihoods and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
         unit = torch.from_numpy(media.astype(np.float32) / 255).permute(0, 3, 1, 2)
         with torch.no_grad():
-            found = self._likelihoods(unit)
-        read = found.argmax(-1).tolist()
-        return Scores(_mean_likelihood(found, prompts).numpy(), [f"{left}{right}" for left, right in read])
+            likelihoods = self._likelihoods(unit)
+        read = likelihoods.argmax(-1).tolist()
+        return Scores(_mean_likelihood(likelihoods, prompts).numpy(), [f"{left}{right}" for left, right in read])
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return log-likelihoods of (B, 3, 16, 32) images."""
@@ -53,9 +53,9 @@ class DigitsNetwork:
         return torch.log_softmax(self._network(halves), -1).reshape(-1, 2, 10)
 
 
-def _mean_likelihood(found: Tensor, prompts: Sequence[str]) -> Tensor:
+def _mean_likelihood(likelihoods: Tensor, prompts: Sequence[str]) -> Tensor:
     digits = torch.tensor([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])
-    return found.gather(2, digits[..., None]).mean((1, 2))
+    return likelihoods.gather(2, digits[..., None]).mean((1, 2))
 
 
 def _trained(images: Tensor, labels: Tensor) -> nn.Sequential:
@@ -66,8 +66,8 @@ def _trained(images: Tensor, labels: Tensor) -> nn.Sequential:
         optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=1e-2)
         for _ in range(_UPDATES):
             rows = torch.randint(len(images), (_ROWS,))
-            given = images[rows] + _NOISE * torch.randn(_ROWS, images.shape[1])
-            loss = nn.functional.cross_entropy(network(given), labels[rows])
+            inputs = images[rows] + _NOISE * torch.randn(_ROWS, images.shape[1])
+            loss = nn.functional.cross_entropy(network(inputs), labels[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

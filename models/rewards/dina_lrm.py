@@ -19,19 +19,19 @@ from pydantic import Field, PositiveInt
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from configs.errors import ConfigError
-from configs.option_types import OpenShare
-from configs.path_types import FilePlace, FolderPlace, ModelPlace
-from models.devices import chosen_device, local_rank
-from models.memory.architectures import architecture_of, meta_denoiser, parameters
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.sd3 import SD3
-from models.rewards.base import Metadata, Needs, Scores
-from models.rewards.pretrained import downloaded
-from models.rewards.sizes import BYTES, Takes
-from models.rewards.weight_files import WeightsFile
-from models.weights.pretrained_loading import load_adapter_config
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import OpenShare
+from flowmill.configs.path_types import FilePlace, FolderPlace, ModelPlace
+from flowmill.models.devices import chosen_device, local_rank
+from flowmill.models.memory.architectures import architecture_of, meta_denoiser, parameters
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd3 import SD3
+from flowmill.models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.pretrained import downloaded
+from flowmill.models.rewards.sizes import BYTES, Takes
+from flowmill.models.rewards.weight_files import WeightsFile
+from flowmill.models.weights.pretrained_loading import load_adapter_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,8 +92,8 @@ class DinaLrm:
         transformer.transformer_blocks = blocks[: self.taps[-1]]
         self._backbone = self._adapted(transformer).to(device, settings.dtype).eval().requires_grad_(False)
         head = RewardHead(width=transformer.inner_dim, taps=len(self.taps))
-        given = WeightsFile(reward=_NAME, file=self.head, option="head")
-        given.fill(head, given.read())
+        file = WeightsFile(reward=_NAME, file=self.head, option="head")
+        file.fill(head, file.read())
         self._head = head.to(device, settings.dtype).eval().requires_grad_(False)
         # The reward was trained on the noise levels of the scheduler's training steps.
         scheduler = type(self._policy.pipeline.scheduler).from_config(self._policy.pipeline.scheduler.config)
@@ -102,7 +102,7 @@ class DinaLrm:
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory of the text encoders and the used blocks, or None if the pipeline is not known yet."""
+        """Return the memory of the text encoders and the used blocks, or None if the pipeline is unknown yet."""
         architecture = architecture_of(str(options.get("model", cls.model)))
         if architecture is None:
             return None
@@ -116,8 +116,8 @@ class DinaLrm:
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (C, h, w) float32 latents; raise ValueError if the latents are another model's."""
-        given = torch.from_numpy(np.array(media, np.float32))
-        values: np.ndarray = self.differentiable(given, prompts, metadata).cpu().numpy()
+        latents = torch.from_numpy(np.array(media, np.float32))
+        values: np.ndarray = self.differentiable(latents, prompts, metadata).cpu().numpy()
         return Scores(values)
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
@@ -153,11 +153,11 @@ class DinaLrm:
         try:
             config = load_adapter_config(folder)
             model = get_peft_model(transformer, config)
-            found = set_peft_model_state_dict(model, stored)
+            result = set_peft_model_state_dict(model, stored)
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise file.unusable(str(error).splitlines()[0]) from None
-        missing = [name for name in found.missing_keys if ".lora_" in name]
-        wrong = [*found.unexpected_keys, *missing]
+        missing = [name for name in result.missing_keys if ".lora_" in name]
+        wrong = [*result.unexpected_keys, *missing]
         if wrong:
             raise file.unusable(f"{len(wrong)} tensors do not fit the pipeline, {wrong[0]} first")
         return model.base_model.model
@@ -196,7 +196,7 @@ class RewardHead(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, images: Sequence[Tensor], texts: Sequence[Tensor], time: Tensor) -> Tensor:
-        """Return (B,) scores, given states (B, N, D) and (B, M, D) of every tap, and the time's embedding (B, D)."""
+        """Return (B,) scores, from states (B, N, D) and (B, M, D) of every tap, and the time's embedding (B, D)."""
         image = self.agg_visual(self._joined(self.layer_adapters_visual, images, time))
         text = self.agg_text(self._joined(self.layer_adapters_text, texts, time))
         queries = self.attn1(self.query_tokens.expand(len(image), -1, -1), image, text)
@@ -243,17 +243,17 @@ class _Attention(nn.Module):
         query, image = self.to_q(self.norm_q(queries)), self.norm_v(image)
         values = self.to_v_vis(image)
         if text is None:
-            found = self._found(query, self.to_k_vis(image), values)
+            output = self._attended(query, self.to_k_vis(image), values)
         else:
             text = self.norm_t(text)
-            found = self._found(query, self.to_k_vis(image), values * self.gate_vis(image).sigmoid())
-            found = found + self._found(
+            output = self._attended(query, self.to_k_vis(image), values * self.gate_vis(image).sigmoid())
+            output = output + self._attended(
                 query, self.to_k_text(text), self.to_v_text(text) * self.gate_text(text).sigmoid()
             )
-        return queries + self.to_out(found)
+        return queries + self.to_out(output)
 
-    def _found(self, *given: Tensor) -> Tensor:
-        parts = [each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in given]
+    def _attended(self, *args: Tensor) -> Tensor:
+        parts = [each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in args]
         return scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
 
 

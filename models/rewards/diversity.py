@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from configs.path_types import ModelPlace
-from models.rewards.base import Bounds, Metadata, Needs, Scores
-from models.rewards.clip import CLIP_L, ClipEmbeddings
+from flowmill.configs.path_types import ModelPlace
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.models.rewards.clip import CLIP_L, ClipEmbeddings
 
 #: Distance to which of the others.
 Others = Literal["mean", "nearest"]

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from configs.errors import RewardError
-from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
-from models.rewards.vlm import Asking, Question, edited
+from flowmill.configs.errors import RewardError
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.vlm import Asking, Question, edited
 
 _SUCCESS = (
     "You judge edits of images. The first image or images are what there was, the last is what was made of them by an "
@@ -52,8 +52,8 @@ _SUMMARY = re.compile(rf"^{_MARKS}summary\b", re.MULTILINE | re.IGNORECASE)
 
 def _listed(text: str) -> list[float]:
     """Return the two numbers of the last list called score."""
-    found = _LIST.findall(text)
-    return [float(number) for number in found[-1]] if found else []
+    lists = _LIST.findall(text)
+    return [float(number) for number in lists[-1]] if lists else []
 
 
 def _by_aspect(text: str) -> list[float]:
@@ -61,7 +61,7 @@ def _by_aspect(text: str) -> list[float]:
     judged = _SUMMARY.split(text)[0]
     parts = _HEADING.split(judged)
     scores = {name.lower(): _SCORE.search(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-    numbers = {name: None if found is None else found[1] for name, found in scores.items()}
+    numbers = {name: None if match is None else match[1] for name, match in scores.items()}
     if any(numbers.get(name) is None for name in _HEADINGS[:3]):
         return []
     return [float(number) for number in numbers.values() if number is not None]
@@ -69,11 +69,11 @@ def _by_aspect(text: str) -> list[float]:
 
 def _by_dimension(text: str) -> list[float]:
     """Return the last number after each of two names."""
-    found = [
+    by_name = [
         re.findall(rf"{name}{_MARKS}:{_MARKS}{_NUMBER}", text, re.I)
         for name in ("Instruction Following", "Visual Quality")
     ]
-    return [float(numbers[-1]) for numbers in found] if all(found) else []
+    return [float(numbers[-1]) for numbers in by_name] if all(by_name) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ RUBRICS: Mapping[str, Rubric] = {
 
 @dataclass(kw_only=True)
 class EditReward(Asking):
-    """Asks a model about every edit, with its source images. The scores of its aspects are combined and mapped from the
+    """Asks a model to judge edits, with its source images. The scores of its aspects are combined and mapped from the
     rubric's range to 0 to 1: Flow-Factory takes the ``mean`` for RationalRewards, VIEScore (arXiv 2312.14867) the
     ``min`` for success and restraint. An answer that lacks a score is an error, never a low score."""
 
@@ -120,18 +120,18 @@ class EditReward(Asking):
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note."""
-        found = self.map(self._judge, media, prompts, references)
-        return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
+        answers = self.map(self._judge, media, prompts, references)
+        return Scores(np.array([value for value, _ in answers], np.float32), [text for _, text in answers])
 
     def _judge(self, image: np.ndarray, prompt: str, started: Sequence[np.ndarray]) -> tuple[float, str]:
         rubric = RUBRICS[self.rubric]
         question = (self.question or rubric.question).replace("{prompt}", prompt)
-        text = self.answer_about(edited(started, image), question, max_tokens=self.max_tokens).text
+        text = self.answer_images(edited(started, image), question, max_tokens=self.max_tokens).text
         scores = rubric.read(text)
         if not scores or not all(rubric.lowest <= score <= rubric.highest for score in scores):
-            found = f"has the scores {scores}" if scores else "lacks a score"
+            problem = f"has the scores {scores}" if scores else "lacks a score"
             raise RewardError(
-                f"reward '{self.name}': the answer about prompt {prompt!r} {found}, expected all of the rubric "
+                f"reward '{self.name}': the answer about prompt {prompt!r} {problem}, expected all of the rubric "
                 f"'{self.rubric}', {rubric.lowest:g} to {rubric.highest:g}: {text[:200]!r}. Ask in another way (option "
                 "'question'), by another rubric, or give the answer more room (option 'max_tokens')."
             )

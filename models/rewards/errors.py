@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.user_directories import user_state
+from flowmill.configs.user_directories import user_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Origin:
     """Artifact and shard."""
 
     def take(self, rows: Sequence[int]) -> Origin:
-        """Return the origin of the given rows."""
+        """Return the origin of rows."""
         return Origin(samples=[self.samples[row] for row in rows] if self.samples else (), shard=self.shard)
 
 
@@ -47,13 +47,13 @@ def expected(media: np.ndarray) -> str:
     """Return inputs and required result of a reward."""
     images = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
     kind = {np.dtype(np.uint8): images, np.dtype(object): "(B,) texts"}.get(media.dtype, "(B, ...) latents or sounds")
-    given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
-    return f"{given}, and must return scores of shape ({len(media)},)"
+    inputs = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
+    return f"{inputs}, and must return scores of shape ({len(media)},)"
 
 
 def log_traceback(error: BaseException, name: str, where: str) -> Path:
     """Write an error's traceback to a separate file and return its path. It is in the user's state folder (see
-    ``configs.user_directories``), or in the system's temporary folder if that is not writable."""
+    ``flowmill.configs.user_directories``), or in the system's temporary folder if that is not writable."""
     text = f"reward {name}, {where}\n\n{''.join(traceback.format_exception(error))}"
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     file = f"reward-{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

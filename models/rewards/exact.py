@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from configs.option_types import GroupRegex
-from models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.configs.option_types import GroupRegex
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, text_in
 
 
 @dataclass(kw_only=True)
@@ -32,9 +32,9 @@ class ExactText:
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Compare completions with their answers."""
-        found = [self._answer(text) for text in media]
-        right = [text == str(about[self.column]).strip() for text, about in zip(found, metadata, strict=True)]
-        return Scores(np.array(right, np.float32), found)
+        answers = [self._answer(text) for text in media]
+        right = [text == text_in(fields, self.column).strip() for text, fields in zip(answers, metadata, strict=True)]
+        return Scores(np.array(right, np.float32), answers)
 
     def _answer(self, text: str) -> str:
         if self.pattern is None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
 
 #: ITU-R BT.601, as JPEG and Pillow's mode L have it.
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)

@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import ConfigError
-from configs.fingerprint import canonical_json
-from configs.registry import check_options, create, option_names, resolve
-from configs.rewards import RewardSection
-from models.rewards import GIVEN, REWARDS
-from models.rewards.base import Bounds, Metadata, Needs, Reward, Scores
-from models.rewards.device_placement import Placed, modules_of, spread_over
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.registry import check_options, create, option_names, resolve
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.rewards import ARGUMENTS, REWARDS
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Reward, Scores
+from flowmill.models.rewards.device_placement import Placed
 
 if TYPE_CHECKING:
-    from models.rewards.sizes import Takes
-    from models.weights.sharding import Sharding
+    from flowmill.models.rewards.sizes import Takes
 
 _DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionReward:
-    """A function ``(media, prompts, metadata, **options)`` as a reward."""
+    """A function ``(media, prompts, metadata, **options)``, or without ``metadata``, as a reward."""
 
     function: Callable[..., Scores | Sequence[float] | np.ndarray]
     """See ``Reward.score``."""
@@ -39,7 +38,8 @@ class FunctionReward:
         self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, *references: Any
     ) -> Scores | Sequence[float] | np.ndarray:
         """Return the scores of the function."""
-        return self.function(media, prompts, metadata, *references, **self.options)
+        inputs = (media, prompts, metadata, *references)
+        return self.function(*inputs[: len(_arguments(self.function, self.needs))], **self.options)
 
 
 def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> Reward:
@@ -53,40 +53,34 @@ def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = N
     return create(REWARDS, name, placed, label="reward")
 
 
-class MadeRewards:
+class RewardCache:
     """A cache of rewards: labels of a config with the same reward and options share one."""
 
     def __init__(self, locate: Callable[[RewardSection], RewardSection] = lambda section: section) -> None:
         self.locate = locate
         """Gives a reward with the folders of the fits that it names."""
-        self.sharding: Sharding | None = None
-        """Sharding of the models of rewards with ``spread``; None: this process holds them whole."""
         self._lock = threading.Lock()
-        self._made: dict[str, Reward] = {}
+        self._rewards: dict[str, Reward] = {}
         self._placed: dict[int, Placed] = {}
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._rewards)
 
     def of(self, section: RewardSection) -> Reward:
         """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
-        it cannot be made."""
+        it cannot be created."""
         section = self.locate(section)
         url = None if section.server is None else section.server.url
-        sharding = self.sharding if section.spread else None
-        place = [section.device, url, sharding is not None]
+        place = [section.device, url]
         key = canonical_json({"name": section.name, "options": section.options, "at": place})
         with self._lock:
-            if key not in self._made:
-                with spread_over(sharding):
-                    self._made[key] = _make(section)
-                if sharding is not None:
-                    _check_spread(section.slot, self._made[key])
-                self._placed[id(self._made[key])] = Placed(self._made[key])
-            return self._made[key]
+            if key not in self._rewards:
+                self._rewards[key] = _make(section)
+                self._placed[id(self._rewards[key])] = Placed(self._rewards[key])
+            return self._rewards[key]
 
     def at_work(self, reward: Reward) -> AbstractContextManager[None]:
-        """Keep the models of a reward made here on their device inside the context, and until ``rest`` moves them."""
+        """Keep the models of a cached reward on their device inside the context, and until ``rest`` moves them."""
         return self._placed[id(reward)].at_work()
 
     def rest(self) -> bool:
@@ -97,20 +91,9 @@ class MadeRewards:
 def _make(section: RewardSection) -> Reward:
     if section.server is None:
         return make_reward(section.name, section.options, device=section.device)
-    from models.rewards.remote import RemoteReward
+    from flowmill.models.rewards.remote import RemoteReward
 
     return RemoteReward(section.server, section.name, section.options)
-
-
-def _check_spread(label: str, reward: Reward) -> None:
-    """Refuse a reward with ``spread`` if none of its models is sharded."""
-    from models.weights.sharding import sharded_parts
-
-    if not any(True for module in modules_of(reward) for _ in sharded_parts(module)):
-        raise ConfigError(
-            f"rewards: '{label}' has spread set and says that it can be, but every rank holds all of its models: place "
-            "them by 'models.rewards.device_placement.settled', and keep them as attributes."
-        )
 
 
 def check_section(section: RewardSection) -> None:
@@ -127,30 +110,6 @@ def works_on_accelerator(section: RewardSection) -> bool:
     return needs_of(section.name, section.options).accelerated
 
 
-def why_not_spread(section: RewardSection) -> tuple[str, str] | None:
-    """Return why ranks cannot make a reward's calls together, and a remedy; None: they can."""
-    if section.server is not None:
-        return "a server scores in its place", "Remove one of the two"
-    needs = needs_of(section.name, section.options)
-    if not needs.spreads or needs.groupwise:
-        declared = ((name, getattr(resolve(REWARDS, name, label="reward"), "needs", None)) for name in REWARDS)
-        able = [name for name, known in declared if isinstance(known, Needs) and known.spreads]
-        return (
-            "how often it runs its layers depends on the samples of a call, so that ranks cannot make calls together",
-            f"Remove it; rewards that can: {', '.join(able)}",
-        )
-    if section.device is not None:
-        return f"it has the device '{section.device}'", "Remove one of the two; each rank has its own device"
-    if section.excludes:
-        return (
-            "on_failure is not 'stop', so that a sample that fails is called alone, which the other ranks would miss",
-            "Set on_failure to stop",
-        )
-    if (section.batch_size or needs.batch_size) is None:
-        return "its calls have as many rows as a shard, so that ranks' calls differ", "Set its batch_size"
-    return None
-
-
 def scored_by_ranks(section: RewardSection, *, nodes: int) -> bool:
     """Return whether ranks score with a reward: on an accelerator, or with several nodes, to use all their cores."""
     return works_on_accelerator(section) or (nodes > 1 and section.server is None)
@@ -162,22 +121,24 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     label = resolve(REWARDS, name, label="reward")
     needs = label.needs_for(options) if hasattr(label, "needs_for") else getattr(label, "needs", Needs())
     if not isinstance(needs, Needs):
-        raise ConfigError(f"reward '{name}' declares the needs {needs!r}; they must be a 'models.rewards.base.Needs'.")
+        raise ConfigError(
+            f"reward '{name}' declares the needs {needs!r}; they must be a 'flowmill.models.rewards.base.Needs'."
+        )
     return needs
 
 
 def bounds_of(name: str) -> Bounds | None:
     """Return the lowest and the highest score a reward can give, without making it; None if it declares none. Raises
     ConfigError if there is no such reward, or its bounds are invalid."""
-    found = getattr(resolve(REWARDS, name, label="reward"), "bounds", None)
-    if found is None:
+    bounds = getattr(resolve(REWARDS, name, label="reward"), "bounds", None)
+    if bounds is None:
         return None
     try:
-        low, high = map(float, found)
+        low, high = map(float, bounds)
     except (TypeError, ValueError):
         low, high = 0.0, 0.0
     if not low < high:
-        raise ConfigError(f"reward '{name}' declares the bounds {found!r}; they must be two numbers, the lower first.")
+        raise ConfigError(f"reward '{name}' declares the bounds {bounds!r}; they must be two numbers, the lower first.")
     return low, high
 
 
@@ -201,17 +162,31 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
         raise ConfigError(f"reward '{name}' takes no device, but 'device' is '{device}'. Remove it.")
 
 
+def _parameters(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """Return all parameters of a function, and those that can be positional."""
+    parameters = list(inspect.signature(function).parameters.values())
+    return parameters, [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _arguments(function: Callable[..., Any], needs: Needs) -> tuple[str, ...]:
+    """Return what a reward function is called with: one of two parameters gets no metadata."""
+    parameters, positional = _parameters(function)
+    if needs.references:
+        return (*ARGUMENTS, "references")
+    several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return ARGUMENTS[:2] if len(positional) == 2 and not several else ARGUMENTS
+
+
 def _function_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
     """Return the options of a reward function; refuse a wrong signature, or a missing option."""
-    parameters = list(inspect.signature(function).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    given = (*GIVEN, "references") if needs_of(name, options).references else GIVEN
-    if len(positional) < len(given) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    parameters, positional = _parameters(function)
+    arguments = _arguments(function, needs_of(name, options))
+    if len(positional) < len(arguments) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise ConfigError(
             f"reward '{name}' takes ({', '.join(p.name for p in parameters)}), but is called with "
-            f"({', '.join(given)}). Give it these {len(given)} parameters first; options follow."
+            f"({', '.join(arguments)}). Give it these {len(arguments)} parameters first; options follow."
         )
-    rest = [p for p in parameters if p not in positional[: len(given)]]
+    rest = [p for p in parameters if p not in positional[: len(arguments)]]
     missing = [p.name for p in rest if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for option in missing:
         if option not in options:

@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.errors import ConfigError
-from configs.model import LoraSection
-from configs.path_types import FitPlace, FolderPlace, ModelPlace
-from configs.registry import create, option_names, resolve
-from models.devices import chosen_device, local_rank
-from models.library_loading import read_json
-from models.rewards import BACKBONES
-from models.rewards.backbones import add_adapters
-from models.rewards.base import Needs, Scores
-from models.rewards.latents import read_layers
-from models.rewards.weight_files import WeightsFile
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.model import LoraSection
+from flowmill.configs.path_types import FitPlace, FolderPlace, ModelPlace
+from flowmill.configs.registry import create, option_names, resolve
+from flowmill.models.devices import chosen_device, local_rank
+from flowmill.models.library_loading import read_json
+from flowmill.models.rewards import BACKBONES
+from flowmill.models.rewards.backbones import add_adapters
+from flowmill.models.rewards.base import Needs, Scores
+from flowmill.models.rewards.latents import read_layers
+from flowmill.models.rewards.weight_files import WeightsFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,30 +61,26 @@ class Fitted:
     _frozen: nn.ModuleList = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load description, backbone, adapters and layers.
-
-        Raises:
-            ConfigError: no folder is given, or it holds no fitted reward, one of other media, or one that is no better
-                than chance.
-        """
+        """Load description, backbone, adapters and layers."""
         if self.run is not None or not self.path:
             raise ConfigError(_named_wrongly(self.path, self.run))
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
         name, options, lora, accuracy = _described(self.path)
         low = accuracy["low"]
         if may_be_chance(accuracy) and not self.unproven:
-            known = f"{accuracy['mean']:.3f} of {accuracy['count']:.0f} held-out judgments right"
-            interval = "too few for an interval" if low is None else f"95 %: {low:.3f} to {accuracy['high']:.3f}"
+            share = f"{accuracy['mean']:.3f} of its held-out judgments right"
+            interval = "unknown interval" if low is None else f"95 %: {low:.3f} to {accuracy['high']:.3f}"
             raise ConfigError(
-                f"reward '{_NAME}': '{self.path}' orders {known} ({interval}), which may be chance, and training on "
-                "chance spoils a model. Judge more or raise 'share', and fit again, or set the option 'unproven: true'."
+                f"reward '{_NAME}': '{self.path}' orders {share} ({interval}), which may be chance, and training on "
+                "chance spoils a model. Judge samples of more prompts, several of each, or raise 'share', and fit "
+                "again, or set the option 'unproven: true'."
             )
         kind = resolve(BACKBONES, name, label="backbone")
-        wanted = "latents" if kind.judged == "latents" else "samples"
-        if wanted != self.media:
+        media = "latents" if kind.judged == "latents" else "samples"
+        if media != self.media:
             raise ConfigError(
                 f"reward '{_NAME}': '{self.path}' was fitted on {kind.judged}, but the option 'media' is "
-                f"'{self.media}'. Set it to '{wanted}'."
+                f"'{self.media}'. Set it to '{media}'."
             )
         if ("model" in option_names(kind)) != (self.model is not None):
             state = "needs no model. Remove" if self.model else "does not hold the model of its backbone. Set"
@@ -94,7 +90,7 @@ class Fitted:
         if lora is not None:
             _read_adapters(self._file(ADAPTERS), add_adapters(self._backbone, name, lora, seed=0))
         self._layers = read_layers(self._file(HEAD), self._backbone.shares(()).shape[1]).to(device)
-        # Found here, they leave the device with the layers.
+        # As attributes, they leave the device with the layers.
         self._frozen = nn.ModuleList(each for each in vars(self._backbone).values() if isinstance(each, nn.Module))
 
     def _file(self, name: str) -> WeightsFile:
@@ -127,12 +123,12 @@ class Fitted:
 
     def _scores(self, inputs: Tensor, prompts: Sequence[str]) -> Tensor:
         device = next(self._layers.parameters()).device
-        found: Tensor = self._layers(inputs.to(device)) * self._backbone.shares(prompts).to(device)
-        return found.sum(-1)
+        values: Tensor = self._layers(inputs.to(device)) * self._backbone.shares(prompts).to(device)
+        return values.sum(-1)
 
-    def _check(self, given: str) -> None:
-        if given != self._backbone.judged:
-            raise ValueError(f"it was fitted on {self._backbone.judged}, and is given {given}")
+    def _check(self, kind: str) -> None:
+        if kind != self._backbone.judged:
+            raise ValueError(f"it was fitted on {self._backbone.judged}, and is given {kind}")
 
 
 def _named_wrongly(path: str, run: str | None) -> str:
@@ -152,11 +148,11 @@ def may_be_chance(accuracy: Mapping[str, Any]) -> bool:
     return accuracy["low"] is None or accuracy["low"] <= _CHANCE
 
 
-def _read_adapters(given: WeightsFile, adapters: Mapping[str, nn.Parameter]) -> None:
+def _read_adapters(file: WeightsFile, adapters: Mapping[str, nn.Parameter]) -> None:
     """Fill the adapters of a backbone, and freeze them."""
-    stored = given.read()
+    stored = file.read()
     if {name: value.shape for name, value in stored.items()} != {name: each.shape for name, each in adapters.items()}:
-        raise given.unusable("its adapters are of another model, rank or layers")
+        raise file.unusable("its adapters are of another model, rank or layers")
     for name, parameter in adapters.items():
         parameter.requires_grad_(False).copy_(stored[name])
 
@@ -166,11 +162,13 @@ def _described(
 ) -> tuple[str, dict[str, Any], LoraSection | None, Mapping[str, float | None]]:
     """Return backbone, options, adapters and held-out accuracy of a folder, which may be written by another user."""
     try:
-        about = read_json(Path(path) / ABOUT)
-        name, options = str(about["backbone"]["name"]), dict(about["backbone"]["options"])
-        lora = LoraSection.model_validate(about["lora"]) if "lora" in about else None
-        found = about["heldout"]["accuracy"]
-        accuracy = {key: None if found[key] is None else float(found[key]) for key in ("mean", "low", "high", "count")}
+        fields = read_json(Path(path) / ABOUT)
+        name, options = str(fields["backbone"]["name"]), dict(fields["backbone"]["options"])
+        lora = LoraSection.model_validate(fields["lora"]) if "lora" in fields else None
+        figures = fields["heldout"]["accuracy"]
+        accuracy = {
+            key: None if figures[key] is None else float(figures[key]) for key in ("mean", "low", "high", "count")
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"reward '{_NAME}': '{path}' holds no fitted reward: {error}. {_REMEDY}") from None
     if name not in BACKBONES:

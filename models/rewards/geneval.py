@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from configs.errors import ConfigError
-from configs.path_types import ModelPlace
-from models.devices import chosen_device, local_rank
-from models.rewards.base import Bounds, Metadata, Needs, Scores
-from models.rewards.pretrained import load_pretrained
-from models.text.control_tokens import as_texts
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.path_types import ModelPlace
+from flowmill.models.devices import chosen_device, local_rank
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.models.rewards.pretrained import load_pretrained
+from flowmill.models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ _GRAY = (153, 153, 153)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Detection:
     """One detected object."""
 
     box: np.ndarray
@@ -59,9 +59,9 @@ class Found:
     """(H, W) bool."""
 
 
-Objects = Mapping[str, Sequence[Found]]
+Objects = Mapping[str, Sequence[Detection]]
 #: Colors of objects of a class, in order.
-Colors = Callable[[Sequence[Found], str], Sequence[str]]
+Colors = Callable[[Sequence[Detection], str], Sequence[str]]
 
 
 @dataclass(kw_only=True)
@@ -113,13 +113,13 @@ class GenEval:
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image, with the unmet demands as notes."""
         values, notes = [], []
-        for image, about, objects in zip(media, metadata, self._detect(media, metadata), strict=True):
+        for image, fields, objects in zip(media, metadata, self._detect(media, metadata), strict=True):
 
-            def colors(found: Sequence[Found], name: str, image: np.ndarray = image) -> Sequence[str]:
-                return self._colors_of(image, found, name)
+            def colors(detections: Sequence[Detection], name: str, image: np.ndarray = image) -> Sequence[str]:
+                return self._colors_of(image, detections, name)
 
-            strict, why = meets(about, objects, colors)
-            values.append(float(strict) if self.convention == "strict" else met_share(about, objects, colors))
+            strict, why = meets(fields, objects, colors)
+            values.append(float(strict) if self.convention == "strict" else met_share(fields, objects, colors))
             notes.append("; ".join(why))
         return Scores(np.array(values, np.float32), notes)
 
@@ -130,14 +130,14 @@ class GenEval:
         segmented = self._processor.post_process_instance_segmentation(
             outputs, threshold=_CONFIDENT, target_sizes=[media.shape[1:3]] * len(media), return_binary_maps=True
         )
-        counted = [about.get("tag") == "counting" for about in metadata]
+        counted = [fields.get("tag") == "counting" for fields in metadata]
         return [
-            _by_class(found, _COUNTED if counts else _CONFIDENT)
-            for found, counts in zip(segmented, counted, strict=True)
+            _by_class(segments, _COUNTED if counts else _CONFIDENT)
+            for segments, counts in zip(segmented, counted, strict=True)
         ]
 
     @torch.inference_mode()
-    def _colors_of(self, image: np.ndarray, found: Sequence[Found], name: str) -> list[str]:
+    def _colors_of(self, image: np.ndarray, detections: Sequence[Detection], name: str) -> list[str]:
         """Return the color of each object, classified by CLIP on a crop with gray background."""
         if name not in self._colors:
             texts = [template.format(color=color, name=name) for color in COLORS for template in _TEMPLATES]
@@ -147,60 +147,60 @@ class GenEval:
             of_texts = nn.functional.normalize(self._clip.get_text_features(**tokens.to(self._device)).pooler_output)
             mean = of_texts.reshape(len(COLORS), len(_TEMPLATES), -1).mean(1)
             self._colors[name] = nn.functional.normalize(mean)
-        cut = [_cut_out(image, one) for one in found]
+        cut = [_cut_out(image, one) for one in detections]
         pixels = self._clip_processor.image_processor(cut, return_tensors="pt")["pixel_values"]
         of_images = nn.functional.normalize(self._clip.get_image_features(pixels.to(self._device)).pooler_output)
         return [COLORS[best] for best in (of_images @ self._colors[name].T).argmax(1).tolist()]
 
 
-def meets(about: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[bool, list[str]]:
+def meets(fields: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[bool, list[str]]:
     """Return whether an image meets all demands, and the unmet ones (``evaluate_images.py:evaluate``).
 
     Args:
-        about: the prompt's ``include``: class, count, and maybe color or position (relation, number of an earlier
+        fields: the prompt's ``include``: class, count, and maybe color or position (relation, number of an earlier
             demand); and ``exclude``: class, and the count that must not be reached.
         objects: detected objects by class, by descending confidence.
         colors: classifies the colors of objects.
     """
     wrong: list[str] = []
-    groups: list[Sequence[Found] | None] = []
-    for demand in about.get("include") or ():
+    groups: list[Sequence[Detection] | None] = []
+    for demand in fields.get("include") or ():
         name, count = demand["class"], int(demand["count"])
-        found = list(objects.get(name, ()))[:count]
-        if len(found) < count:
-            missing = f"expected {name} >= {count}, found {len(found)}"
+        detections = list(objects.get(name, ()))[:count]
+        if len(detections) < count:
+            missing = f"expected {name} >= {count}, found {len(detections)}"
         else:
-            missing = _miscolored(demand, found, colors) or _misplaced(demand, found, groups)
-        groups.append(None if missing else found)
+            missing = _miscolored(demand, detections, colors) or _misplaced(demand, detections, groups)
+        groups.append(None if missing else detections)
         wrong += [missing] if missing else []
-    for demand in about.get("exclude") or ():
+    for demand in fields.get("exclude") or ():
         name, count = demand["class"], int(demand["count"])
         if len(objects.get(name, ())) >= count:
             wrong.append(f"expected {name} < {count}, found {len(objects[name])}")
     return not wrong, wrong
 
 
-def met_share(about: Mapping[str, Any], objects: Objects, colors: Colors) -> float:
-    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training. ``about``: the
+def met_share(fields: Mapping[str, Any], objects: Objects, colors: Colors) -> float:
+    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training. ``fields``: the
     prompt's ``include``; ``exclude`` is ignored."""
     parts: list[float] = []
-    groups: list[Sequence[Found] | None] = []
-    for demand in about.get("include") or ():
-        count, found = int(demand["count"]), list(objects.get(demand["class"], ()))
-        parts.append(1 - abs(count - len(found)) / count)
-        met = len(found) == count
+    groups: list[Sequence[Detection] | None] = []
+    for demand in fields.get("include") or ():
+        count, detections = int(demand["count"]), list(objects.get(demand["class"], ()))
+        parts.append(1 - abs(count - len(detections)) / count)
+        met = len(detections) == count
         if not met and (demand.get("color") or demand.get("position")):
             parts.append(0.0)
         if met and demand.get("color"):
-            right = list(colors(found, demand["class"])).count(demand["color"])
+            right = list(colors(detections, demand["class"])).count(demand["color"])
             parts.append(1 - abs(count - right) / count)
             met = right == count
         if met and demand.get("position"):
             target = groups[demand["position"][1]]
-            met = not _misplaced(demand, found, groups)
+            met = not _misplaced(demand, detections, groups)
             # Where there is a target, that code always adds a 1, after a 0 for a wrong position.
             parts += [1.0] if met else [0.0] if target is None else [0.0, 1.0]
-        groups.append(found if met else None)
+        groups.append(detections if met else None)
     return sum(parts) / len(parts) if parts else 0.0
 
 
@@ -213,27 +213,29 @@ def relations(one: np.ndarray, other: np.ndarray) -> set[str]:
     if (np.abs(apart) < 1e-3).all():
         return set()
     across, down = apart / np.linalg.norm(offset)
-    known = {"left of": across < -0.5, "right of": across > 0.5, "above": down < -0.5, "below": down > 0.5}
-    return {relation for relation, holds in known.items() if holds}
+    flags = {"left of": across < -0.5, "right of": across > 0.5, "above": down < -0.5, "below": down > 0.5}
+    return {relation for relation, holds in flags.items() if holds}
 
 
-def _miscolored(demand: Mapping[str, Any], found: Sequence[Found], colors: Colors) -> str:
+def _miscolored(demand: Mapping[str, Any], detections: Sequence[Detection], colors: Colors) -> str:
     if not demand.get("color"):
         return ""
-    seen = list(colors(found, demand["class"]))
+    seen = list(colors(detections, demand["class"]))
     if seen.count(demand["color"]) >= int(demand["count"]):
         return ""
     return f"expected {demand['color']} {demand['class']}, found {', '.join(seen)}"
 
 
-def _misplaced(demand: Mapping[str, Any], found: Sequence[Found], groups: Sequence[Sequence[Found] | None]) -> str:
+def _misplaced(
+    demand: Mapping[str, Any], detections: Sequence[Detection], groups: Sequence[Sequence[Detection] | None]
+) -> str:
     if not demand.get("position"):
         return ""
     relation, number = demand["position"]
     target = groups[number]
     if target is None:
         return f"no target for {demand['class']} to be {relation}"
-    for one in found:
+    for one in detections:
         for other in target:
             true = relations(one.box, other.box)
             if relation not in true:
@@ -243,20 +245,22 @@ def _misplaced(demand: Mapping[str, Any], found: Sequence[Found], groups: Sequen
     return ""
 
 
-def _by_class(segmented: Mapping[str, Any], least: float) -> dict[str, list[Found]]:
+def _by_class(segmented: Mapping[str, Any], least: float) -> dict[str, list[Detection]]:
     """Return objects above a confidence by the name of their class, by descending confidence."""
-    found: dict[str, list[Found]] = {}
-    numbered = [(number, about) for number, about in enumerate(segmented["segments_info"]) if about["score"] > least]
-    for number, about in sorted(numbered, key=lambda one: -one[1]["score"]):
-        objects = found.setdefault(NAMES[about["label_id"]], [])
+    detections: dict[str, list[Detection]] = {}
+    numbered = [
+        (number, segment) for number, segment in enumerate(segmented["segments_info"]) if segment["score"] > least
+    ]
+    for number, segment in sorted(numbered, key=lambda one: -one[1]["score"]):
+        objects = detections.setdefault(NAMES[segment["label_id"]], [])
         mask = np.asarray(segmented["segmentation"][number].cpu() > 0)
         if mask.any() and len(objects) < _MOST:
             rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-            objects.append(Found(np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]), mask))
-    return found
+            objects.append(Detection(np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]), mask))
+    return detections
 
 
-def _cut_out(image: np.ndarray, found: Found) -> Image.Image:
-    left, top, right, bottom = (int(value) for value in found.box)
-    painted = np.where(found.mask[..., None], image, np.array(_GRAY, np.uint8))
+def _cut_out(image: np.ndarray, detection: Detection) -> Image.Image:
+    left, top, right, bottom = (int(value) for value in detection.box)
+    painted = np.where(detection.mask[..., None], image, np.array(_GRAY, np.uint8))
     return Image.fromarray(painted[top:bottom, left:right])

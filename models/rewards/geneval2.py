@@ -1,4 +1,4 @@
-"""GenEval2 (github.com/facebookresearch/GenEval2): questions about every prompt's atoms, answered by a vision model."""
+"""GenEval2 (github.com/facebookresearch/GenEval2): questions on every prompt's atoms, answered by a vision model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from models.rewards.base import Bounds, Metadata, Needs, Scores
-from models.rewards.chat_answers import first_token
-from models.rewards.vlm import ONE_TOKEN, Asking
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, text_in
+from flowmill.models.rewards.chat_answers import first_token
+from flowmill.models.rewards.vlm import ONE_TOKEN, Asking
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 #: Stands for a probability of 0 in a geometric mean: the endpoint reports the 20 likeliest tokens only.
@@ -35,11 +35,11 @@ class GenEval2(Asking):
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer. Raises ValueError
         if a prompt has no questions; RewardError if the endpoint refuses, or reports no probabilities; ConnectionError
         if it cannot be reached or is overloaded, after several tries."""
-        questions = [(row, *pair) for row, about in enumerate(metadata) for pair in _questions(about, prompts[row])]
-        found = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), questions)
+        questions = [(row, *pair) for row, fields in enumerate(metadata) for pair in _questions(fields, prompts[row])]
+        probabilities = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), questions)
         values, notes = [], []
         for row in range(len(prompts)):
-            likely = [value for (of, _, _), value in zip(questions, found, strict=True) if of == row]
+            likely = [value for (of, _, _), value in zip(questions, probabilities, strict=True) if of == row]
             values.append(_mean(likely, self.mean))
             notes.append(" ".join(f"{value:.2f}" for value in likely))
         return Scores(np.array(values, np.float32), notes)
@@ -58,11 +58,12 @@ class GenEval2(Asking):
         return min(1.0, sum(likely.get(word, 0.0) for word in words))
 
 
-def _questions(about: Mapping[str, Any], prompt: str) -> list[tuple[str, str]]:
-    found = about.get("vqa_list")
-    if not found:
+def _questions(fields: Mapping[str, Any], prompt: str) -> list[tuple[str, str]]:
+    pairs = fields.get("vqa_list")
+    if not pairs:
         raise ValueError(f"prompt {prompt!r} has no questions in the column 'vqa_list' of GenEval2's data")
-    return [(str(question), str(answer)) for question, answer in found]
+    as_text = lambda value: text_in({"vqa_list": value}, "vqa_list")  # noqa: E731
+    return [(as_text(question), as_text(answer)) for question, answer in pairs]
 
 
 def _mean(values: Sequence[float], kind: str) -> float:

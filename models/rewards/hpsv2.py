@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from configs.path_types import FilePlace, ModelPlace
-from models.rewards.clip import PromptLikeness
-from models.rewards.pretrained import load_pretrained
-from models.rewards.weight_files import WeightsFile
+from flowmill.configs.path_types import FilePlace, ModelPlace
+from flowmill.models.rewards.clip import PromptLikeness
+from flowmill.models.rewards.pretrained import load_pretrained
+from flowmill.models.rewards.weight_files import WeightsFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +60,8 @@ class Hps(PromptLikeness):
         from transformers import CLIPModel
 
         model = CLIPModel(load_pretrained("CLIPConfig", self.model, self.revision, reward=self.name))
-        given = WeightsFile(reward=self.name, file=self.weights)
-        given.fill(model, given.read(), clip_names)
+        file = WeightsFile(reward=self.name, file=self.weights)
+        file.fill(model, file.read(), clip_names)
         return model
 
 
@@ -72,9 +72,9 @@ def clip_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
     if name in ("visual.proj", "text_projection"):
         return {("visual" if name == "visual.proj" else "text") + "_projection.weight": tensor.T}
     for pattern, inner in _CLIP_NAMES:
-        found = re.match(pattern, name)
-        if found:
-            name = inner + name[found.end() :]
+        match = re.match(pattern, name)
+        if match:
+            name = inner + name[match.end() :]
             break
     for outer, inner in _CLIP_PARTS.items():
         name = name.replace(outer, inner)

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from configs.path_types import FilePlace, ModelPlace
-from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
-from models.rewards.base import Metadata, Needs, Scores
-from models.rewards.pretrained import Encoding
-from models.rewards.weight_files import WeightsFile
+from flowmill.configs.path_types import FilePlace, ModelPlace
+from flowmill.models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
+from flowmill.models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.weight_files import WeightsFile
 
 _REWARD = "<|Reward|>"
 #: Target number of pixels of a scaled image: 256 tokens.
@@ -28,7 +28,7 @@ class HpsV3(Encoding):
     """The mean that HPSv3's head gives at its reward token (``inference.py``: the first of mu and sigma)."""
 
     name: ClassVar[str] = "hpsv3"
-    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8)
 
     weights: FilePlace
     """``HPSv3.safetensors`` (MizzenAI/HPSv3)."""
@@ -44,15 +44,15 @@ class HpsV3(Encoding):
         device = self.chosen()
         self._instruction = read_instruction(self.name, Path(self.instruction), [_REWARD])
         self._images = self.loaded("AutoImageProcessor")
-        given = WeightsFile(reward=self.name, file=self.weights)
-        stored = given.read()
+        file = WeightsFile(reward=self.name, file=self.weights)
+        stored = file.read()
         head = {name.removeprefix("rm_head."): stored.pop(name) for name in list(stored) if name.startswith("rm_head.")}
         dtype: torch.dtype = getattr(torch, self.dtype)
         self._reader = Backbone(
-            given, stored, model=self.model, revision=self.revision, marks=[_REWARD], device=device, dtype=dtype
+            file, stored, model=self.model, revision=self.revision, marks=[_REWARD], device=device, dtype=dtype
         )
         self._head = _make_head(self._reader.width)
-        given.fill(self._head, head, lambda name, tensor: {name: tensor.float()})
+        file.fill(self._head, head, lambda name, tensor: {name: tensor.float()})
         self._head.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

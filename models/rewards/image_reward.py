@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.path_types import FilePlace, ModelPlace
-from models.devices import chosen_device, local_rank
-from models.rewards.base import Metadata, Needs, Scores
-from models.rewards.device_placement import settled
-from models.rewards.differentiable import processed
-from models.rewards.pretrained import load_pretrained
-from models.rewards.sizes import Takes, transformer_takes
-from models.rewards.weight_files import WeightsFile
-from models.text.control_tokens import as_texts
+from flowmill.configs.path_types import FilePlace, ModelPlace
+from flowmill.models.devices import chosen_device, local_rank
+from flowmill.models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.differentiable import processed
+from flowmill.models.rewards.pretrained import load_pretrained
+from flowmill.models.rewards.sizes import Takes, transformer_takes
+from flowmill.models.rewards.weight_files import WeightsFile
+from flowmill.models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ class ImageReward:
     """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized, by BLIP's cross-attending text encoder."""
 
     name: ClassVar[str] = "imagereward"
-    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16)
 
     weights: FilePlace
     """Safetensors copy of ``ImageReward.pt`` (THUDM/ImageReward)."""
@@ -65,19 +65,19 @@ class ImageReward:
         from transformers.models.blip.modeling_blip_text import BlipTextModel
 
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'imagereward'")
-        given = WeightsFile(reward=self.name, file=self.weights)
-        stored = given.read()
+        file = WeightsFile(reward=self.name, file=self.weights)
+        stored = file.read()
         vision, text, head = (_below(stored, part) for part in ("blip.visual_encoder.", "blip.text_encoder.", "mlp."))
         try:
             sizes = _vision_sizes(vision)
-            made = BlipVisionModel(BlipVisionConfig(**sizes, layer_norm_eps=1e-6, hidden_act="gelu"))
-            asking = BlipTextModel(BlipTextConfig(**_text_sizes(text), hidden_act="gelu"), add_pooling_layer=False)
+            vision_model = BlipVisionModel(BlipVisionConfig(**sizes, layer_norm_eps=1e-6, hidden_act="gelu"))
+            text_model = BlipTextModel(BlipTextConfig(**_text_sizes(text), hidden_act="gelu"), add_pooling_layer=False)
         except (KeyError, ValueError) as error:
-            raise given.unusable(f"it lacks {error}") from None
-        given.fill(made, vision, _vision_names)
-        given.fill(asking, {name: text[name] for name in text if not name.endswith("position_ids")})
-        self._vision, self._text = (settled(each, self._device) for each in (made, asking))
-        self._head = given.perceptron(head, asking.config.hidden_size).to(self._device)
+            raise file.unusable(f"it lacks {error}") from None
+        file.fill(vision_model, vision, _vision_names)
+        file.fill(text_model, {name: text[name] for name in text if not name.endswith("position_ids")})
+        self._vision, self._text = (settled(each, self._device) for each in (vision_model, text_model))
+        self._head = file.perceptron(head, text_model.config.hidden_size).to(self._device)
         self._tokenizer = load_pretrained("AutoTokenizer", self.tokenizer, self.tokenizer_revision, reward=self.name)
         side = sizes["image_size"]
         square = {"height": side, "width": side}
@@ -133,7 +133,7 @@ def _below(stored: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _layers(stored: Mapping[str, Tensor], pattern: str) -> int:
-    return 1 + max((int(found[1]) for found in (re.match(pattern, name) for name in stored) if found), default=-1)
+    return 1 + max((int(match[1]) for match in (re.match(pattern, name) for name in stored) if match), default=-1)
 
 
 def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:

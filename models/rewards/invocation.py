@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from configs.errors import FlowmillError, RewardError
-from configs.rewards import RewardSection
-from models.rewards.base import Batch, Needs, Reward, Scores
-from models.rewards.errors import describe, expected, log_traceback
-from models.rewards.returned import MalformedError, read_scores
+from flowmill.configs.errors import FlowmillError, RewardError, without_process
+from flowmill.configs.exits import is_interruption
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.rewards.base import Batch, Needs, Reward, Scores
+from flowmill.models.rewards.errors import describe, expected, log_traceback
+from flowmill.models.rewards.returned import MalformedError, read_scores
 
 #: Errors that a sample may have caused; a lost connection or a full disk is another matter.
 _OF_SAMPLES = (RewardError, FileNotFoundError, UnidentifiedImageError)
@@ -49,20 +50,20 @@ def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling
     """Call a reward on samples and check the result. Raises RewardError if the reward failed, or returned a wrong
     number of scores, or one that is not finite; OSError if the reward raised one, which may be temporary; a note names
     the samples."""
-    needs = needs_of_made(reward)
+    needs = declared_needs(reward)
     if batch.media.ndim == 5 and needs.media in ("samples", "images") and handling.frames != "clip":
         return _score_frames(reward, name, batch, handling)
     rows = list(_by_group(batch) if needs.groupwise else _by_size(len(batch), handling.batch_size or needs.batch_size))
     parts = [_score_rows(reward, name, batch, *chosen, handling.exclude) for chosen in rows]
     values, notes = np.empty(len(batch), np.float32), [""] * len(batch)
-    for (kept, _), part in zip(rows, parts, strict=True):
-        values[kept] = part.values
-        for row, note in zip(kept, part.notes or [""] * len(kept), strict=True):
+    for (indices, _), part in zip(rows, parts, strict=True):
+        values[indices] = part.values
+        for row, note in zip(indices, part.notes or [""] * len(indices), strict=True):
             notes[row] = note
     return Scores(values, None if all(part.notes is None for part in parts) else notes)
 
 
-def needs_of_made(reward: Any) -> Needs:
+def declared_needs(reward: Any) -> Needs:
     """Return the needs that a reward object declares, by its options or for all of them, or the default ones."""
     of_options = hasattr(reward, "needs_for") and not hasattr(reward, "needs")
     return reward.needs_for(vars(reward)) if of_options else getattr(reward, "needs", Needs())
@@ -89,7 +90,7 @@ def _score_rows(
     reward: Reward, name: str, batch: Batch, rows: Sequence[int], padding: Sequence[int], exclude: bool
 ) -> Scores:
     """Score some rows in one call; if that fails and failures are excluded, call each row alone."""
-    together = needs_of_made(reward).groupwise
+    together = declared_needs(reward).groupwise
     try:
         # Where rows are called one by one after a failure, a search for the failing one is not needed.
         scores = _called(reward, name, batch.take([*rows, *padding]), blame=together or not exclude)
@@ -106,7 +107,7 @@ def _score_rows(
 
 def _failed(error: Exception) -> str:
     cause = error if error.__cause__ is None else error.__cause__
-    return f"failed: {type(cause).__name__}: {cause}"
+    return without_process(f"failed: {type(cause).__name__}: {cause}")
 
 
 def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
@@ -115,20 +116,23 @@ def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
         result = _call_on_copy(reward, batch)
     except FlowmillError:
         raise
-    except Exception as error:  # noqa: BLE001 - a reward may be custom code; its error is raised with its context
+    except BaseException as error:
+        # A reward may be custom code; its error is raised with its context.
+        if is_interruption(error):
+            raise
         _raise_failure(error, reward, name, batch, blame=blame)
     return read_scores(result, name, batch)
 
 
 def _call_on_copy(reward: Any, batch: Batch) -> Any:
     """Return the result of a reward, called on its own copy of a batch, which it may modify; references are shared."""
-    given = batch.media.copy(), list(batch.prompts), [copy.deepcopy(dict(row)) for row in batch.metadata]
-    if not needs_of_made(reward).references:
-        return reward.score(*given)
-    return reward.score(*given, [list(images) for images in batch.references])
+    arguments = batch.media.copy(), list(batch.prompts), [copy.deepcopy(dict(row)) for row in batch.metadata]
+    if not declared_needs(reward).references:
+        return reward.score(*arguments)
+    return reward.score(*arguments, [list(images) for images in batch.references])
 
 
-def _raise_failure(error: Exception, reward: Reward, name: str, batch: Batch, *, blame: bool) -> NoReturn:
+def _raise_failure(error: BaseException, reward: Reward, name: str, batch: Batch, *, blame: bool) -> NoReturn:
     """Raise a reward's error with its samples; an OSError keeps its type, so that the call is retried."""
     if isinstance(error, OSError):
         where = describe(batch.origin, 0 if len(batch) == 1 else None, batch.prompts)
@@ -146,13 +150,14 @@ def _culprit(reward: Reward, batch: Batch) -> int | None:
     """Return the first sample that also fails alone, if any."""
     if len(batch) == 1:
         return 0
-    if not getattr(reward, "alone", True):
-        return None
     for row in range(len(batch)):
         alone = batch.take([row])
         try:
             _call_on_copy(reward, alone)
-        except Exception:  # noqa: BLE001 - the error is raised already; this finds the sample
+        except BaseException as error:
+            # The error is raised already; this finds the sample.
+            if is_interruption(error):
+                raise
             return row
     return None
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.base import Metadata, Needs, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.base import Metadata, Needs, Scores
 
 #: Largest value of a 16-bit sound; louder samples were clipped.
 _FULL = 32767 / 32768

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from configs.extras import require_extra
-from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
+from flowmill.configs.extras import require_extra
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
 _MARGIN = 16  # white columns left and right; without them letters at the border are misread
@@ -74,12 +74,12 @@ def clip_score(frames: np.ndarray) -> float:
 def text_score(text: str, target: str, *, substring: bool = True) -> float:
     """Return 1 - min(edit distance, length) / length, with spaces and case ignored; raise ValueError if the target is
     empty once spaces are removed."""
-    read, wanted = (value.replace(" ", "").lower() for value in (text, target))
-    if not wanted:
+    read, expected = (value.replace(" ", "").lower() for value in (text, target))
+    if not expected:
         raise ValueError("the prompt asks for no text: put the text to draw in double quotes")
-    if substring and wanted in read:
+    if substring and expected in read:
         return 1.0
-    return 1 - min(edit_distance(read, wanted), len(wanted)) / len(wanted)
+    return 1 - min(edit_distance(read, expected), len(expected)) / len(expected)
 
 
 def edit_distance(left: str, right: str) -> int:
@@ -120,8 +120,8 @@ class _LineReader:
 
     def _decode(self, ids: np.ndarray) -> str:
         """Greedy CTC: drop repeats, then blanks (id 0)."""
-        kept = ids[(ids != 0) & np.concatenate([[True], ids[1:] != ids[:-1]])]
-        return "".join(self._characters[i] for i in kept)
+        symbols = ids[(ids != 0) & np.concatenate([[True], ids[1:] != ids[:-1]])]
+        return "".join(self._characters[i] for i in symbols)
 
 
 class _DetectingReader:

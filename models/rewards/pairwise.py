@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from configs.errors import RewardError
-from configs.option_types import GroupRegex, Regex
-from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
-from models.rewards.vlm import Asking, Question, edited
+from flowmill.configs.errors import RewardError
+from flowmill.configs.option_types import GroupRegex, Regex
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.vlm import Asking, Question, edited
 
 _ASK = (
     "Which of the two images shows better what the text says, and looks better? Compare how well they fit the text, "
@@ -39,13 +39,13 @@ class WinRate(Asking):
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     question: Question | None = None
-    """Question about every pair, with {prompt} for the prompt."""
+    """Question on every pair, with {prompt} for the prompt."""
     pattern: GroupRegex = r"(?:Image\s*)?([12])\s+is\s+better"
     """Regular expression whose first group is the better image, 1 or 2; the last match counts."""
     tie: Regex = r"\b(?:equal(?:ly)?|tie|same)\b"
     """Regular expression of a tie, for answers that the pattern does not match."""
     both_orders: bool = True
-    """Ask about each pair in both orders, as judges prefer one position; two different answers are a tie."""
+    """Judge each pair in both orders, as judges prefer one position; two different answers are a tie."""
     max_tokens: int = 2048
     """Maximum tokens of an answer."""
     references: bool = False
@@ -75,9 +75,9 @@ class WinRate(Asking):
         question = (self.question or (_ASK_EDIT if self.references else _ASK)).replace("{prompt}", prompt)
         sources = edited(started, two[0])[:-1] if self.references else []
         shown = [*sources, ("Image 1:", two[0]), ("Image 2:", two[1])]
-        answer = self.answer_about(shown, question, max_tokens=self.max_tokens)
-        found = answer.find_all(self.pattern, ignore_case=True)
-        named = found[-1] if found else None
+        answer = self.answer_images(shown, question, max_tokens=self.max_tokens)
+        answers = answer.find_all(self.pattern, ignore_case=True)
+        named = answers[-1] if answers else None
         if named in ("1", "2"):
             return float(named == "1")
         if named is None and answer.find_all(self.tie, ignore_case=True):
@@ -89,7 +89,7 @@ class WinRate(Asking):
 
 
 def _verdict(one: float, other: float) -> float:
-    """Combine two answers about a pair: the winner of both, or of one if the other is a tie; else a tie."""
+    """Combine two answers on a pair: the winner of both, or of one if the other is a tie; else a tie."""
     total = one + other
     return 0.5 if total == 1 else float(total > 1)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from configs.errors import ConfigError
-from configs.path_types import ModelPlace
-from models.devices import chosen_device, local_rank
-from models.library_loading import quiet_libraries
-from models.rewards.sizes import Takes, transformer_takes
-from models.weights import pretrained_loading
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.path_types import ModelPlace
+from flowmill.models.devices import chosen_device, local_rank
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.rewards.sizes import Takes, transformer_takes
+from flowmill.models.weights import pretrained_loading
 
 _REMEDY = (
     "Give the id of a repository that can be reached and has safetensors weights, or a local folder of one "
@@ -48,7 +48,7 @@ class Encoding(Pretrained):
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, without a head; None if it is not known yet."""
+        """Return the memory the model needs on a device, without a head; None if it is unknown yet."""
         model, dtype = (options.get(name, getattr(cls, name, "")) for name in ("model", "dtype"))
         return transformer_takes(str(model), str(dtype or "float32"))
 
@@ -84,9 +84,9 @@ def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     # Pipelines read the files in subfolders; the top level may also hold the same weights in one file.
-    wanted = ["model_index.json", *(f"*/*.{kind}" for kind in ("json", "safetensors", "txt", "model"))]
+    patterns = ["model_index.json", *(f"*/*.{kind}" for kind in ("json", "safetensors", "txt", "model"))]
     try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=["*.fp16*"]))
+        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns, ignore_patterns=["*.fp16*"]))
     except (OSError, ValueError, HFValidationError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"reward '{reward}': '{path}' cannot be loaded: {reason} {_REMEDY}") from None

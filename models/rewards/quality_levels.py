@@ -11,12 +11,12 @@ import torch
 from jinja2 import TemplateError
 from PIL import Image
 
-from configs.errors import ConfigError
-from configs.path_types import ModelPlace
-from models.rewards.base import Bounds, Metadata, Needs, Scores
-from models.rewards.device_placement import settled
-from models.rewards.pretrained import Pretrained
-from models.text.chat_templates import day_of, render_chat
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.path_types import ModelPlace
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.pretrained import Pretrained
+from flowmill.models.text.chat_templates import day_of, render_chat
 
 #: The words, with their scores.
 LEVELS: Mapping[str, float] = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
@@ -32,7 +32,7 @@ class QualityLevels(Pretrained):
     """
 
     name: ClassVar[str] = "quality_levels"
-    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8)
     bounds: ClassVar[Bounds] = (1.0, 5.0)
 
     model: ModelPlace
@@ -40,7 +40,7 @@ class QualityLevels(Pretrained):
     template_date: str | None = None
     """Date passed to a chat template that needs one, as 2024-07-26; without it such a template is refused."""
     question: str = "How would you rate the quality of this image?"
-    """Question about every image, rendered by the model's chat template."""
+    """Question on every image, rendered by the model's chat template."""
     answer: str = "The quality of the image is"
     """Beginning of its answer; one of the words comes next."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -59,9 +59,9 @@ class QualityLevels(Pretrained):
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score, 1 to 5, per (H, W, 3) uint8 image."""
         images = [Image.fromarray(image) for image in media]
-        given = self._processor(images=images, text=[self._text] * len(images), return_tensors="pt")
-        given = given.to(self._vlm.device, self._vlm.dtype)
-        logits = self._vlm(**given).logits[:, -1, self._tokens].float()
+        inputs = self._processor(images=images, text=[self._text] * len(images), return_tensors="pt")
+        inputs = inputs.to(self._vlm.device, self._vlm.dtype)
+        logits = self._vlm(**inputs).logits[:, -1, self._tokens].float()
         shares = torch.softmax(logits, -1).cpu()
         values: np.ndarray = (shares @ torch.tensor(list(LEVELS.values()))).numpy()
         notes = [", ".join(f"{word} {share:.2f}" for word, share in zip(LEVELS, row, strict=True)) for row in shares]

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from configs.extras import require_extra
-from configs.option_types import GroupRegex
-from models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.configs.extras import require_extra
+from flowmill.configs.option_types import GroupRegex
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, text_in
 
 
 @dataclass(kw_only=True)
@@ -33,19 +33,21 @@ class ReasoningGym:
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return the verifiers' scores of (B,) completions."""
-        found = [self._answer(str(text)) for text in media]
-        scores = [_verified(*each) for each in zip(found, prompts, metadata, strict=True)]
-        return Scores(np.array(scores, np.float32), [answer or "" for answer in found])
+        answers = [self._answer(str(text)) for text in media]
+        scores = [_verified(*each) for each in zip(answers, prompts, metadata, strict=True)]
+        return Scores(np.array(scores, np.float32), [answer or "" for answer in answers])
 
     def _answer(self, text: str) -> str | None:
         matches = list(re.finditer(self.pattern, text, re.DOTALL))
         return str(matches[-1][1]).strip() if matches else None
 
 
-def _verified(answer: str | None, prompt: str, about: Mapping[str, Any]) -> float:
+def _verified(answer: str | None, prompt: str, fields: Mapping[str, Any]) -> float:
     from reasoning_gym import get_score_answer_fn  # type: ignore[import-not-found]
 
     if answer is None:
         return 0.0
-    entry = {"question": prompt, "answer": str(about["answer"]), "metadata": json.loads(str(about["entry"]))}
-    return float(get_score_answer_fn(str(about["dataset"]))(answer=answer, entry=entry))
+    # Of some tasks many answers are right, and none is named.
+    right = None if fields["answer"] is None else text_in(fields, "answer")
+    entry = {"question": prompt, "answer": right, "metadata": json.loads(text_in(fields, "entry"))}
+    return float(get_score_answer_fn(text_in(fields, "dataset"))(answer=answer, entry=entry))

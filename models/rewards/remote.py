@@ -14,16 +14,15 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
-from configs.answers import json_of
-from configs.errors import ConfigError, FlowmillError, RewardError
-from configs.fingerprint import canonical_json
-from configs.proxies import by_proxy
-from configs.rewards import ServerSection
-from models.rewards.base import Batch, Metadata, Needs, Scores, Sources
-from models.rewards.service import wire
-from models.serving import messages
-from models.serving.retry import PassingError, Patience
-from models.serving.server_client import RefusedError, ServerClient
+from flowmill.configs.answers import json_of
+from flowmill.configs.errors import ConfigError, FlowmillError, RewardError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.rewards import ServerSection
+from flowmill.models.rewards.base import Batch, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.service import wire
+from flowmill.models.serving import messages
+from flowmill.models.serving.retry import PassingError, Patience
+from flowmill.models.serving.server_client import RefusedError, ServerClient
 
 T = TypeVar("T")
 #: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
@@ -106,9 +105,9 @@ class RemoteReward:
 
     def _ask(self, batch: Batch) -> Scores:
         body = wire.pack_request(batch)
-        wanted = wire.identity(self._name, self._options)
+        identity = wire.identity(self._name, self._options)
         # A restarted server may serve another reward, so each request names its own.
-        headers = {"content-type": messages.TYPE, messages.CHECKSUM: messages.checksum(body), wire.REWARD: wanted}
+        headers = {"content-type": messages.TYPE, messages.CHECKSUM: messages.checksum(body), wire.REWARD: identity}
 
         def read(answer: httpx.Response) -> Scores:
             if answer.headers.get(messages.CHECKSUM) != messages.checksum(answer.content):
@@ -155,8 +154,7 @@ class RemoteReward:
             raise self._refusal(refused) from None
         except PassingError as error:
             raise RewardError(
-                f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}."
-                f"{by_proxy(self._server.url)} {_REMEDY}"
+                f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}. {_REMEDY}"
             ) from None
 
     def _refusal(self, refused: RefusedError) -> FlowmillError:
@@ -167,4 +165,4 @@ class RemoteReward:
             return RewardError(detail)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
             return RewardError(f"{self._place} refuses samples: {detail}.")
-        return ConfigError(f"{self._place} refuses to answer ({status}): {detail}.{by_proxy(self._server.url)}")
+        return ConfigError(f"{self._place} refuses to answer ({status}): {detail}.")

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import RewardError
-from models.rewards.base import Batch, Scores
-from models.rewards.errors import describe, expected
+from flowmill.configs.errors import RewardError, without_process
+from flowmill.models.rewards.base import Batch, Scores
+from flowmill.models.rewards.errors import describe, expected
 
 
 class MalformedError(RewardError):
@@ -28,15 +28,15 @@ def read_scores(result: Any, name: str, batch: Batch) -> Scores:
     if inspect.iscoroutine(result):
         # Without this Python warns later that the coroutine was never awaited.
         result.close()
-    given = result if isinstance(result, Scores) else Scores(result)
-    found = _numbers(given.values)
-    if found is None or found.shape not in ((len(batch),), (len(batch), 1)):
+    scores = result if isinstance(result, Scores) else Scores(result)
+    numbers = _numbers(scores.values)
+    if numbers is None or numbers.shape not in ((len(batch),), (len(batch), 1)):
         where = describe(batch.origin, 0, batch.prompts) + (" and others" if len(batch) > 1 else "")
         raise MalformedError(
-            f"Reward '{name}' returned {described(given.values)} for {where}. {expected(batch.media)}: one number per "
-            f"sample.{_remedy(given.values)}"
+            f"Reward '{name}' returned {described(scores.values)} for {where}. {expected(batch.media)}: one number per "
+            f"sample.{_remedy(scores.values)}"
         )
-    returned = found.reshape(-1)
+    returned = numbers.reshape(-1)
     with np.errstate(over="ignore"):
         values = returned.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
@@ -46,18 +46,18 @@ def read_scores(result: Any, name: str, batch: Batch) -> Scores:
             f"Reward '{name}' returned {returned[bad[0]]} for {where} ({len(bad)} of {len(values)} scores are not "
             "finite). A gradient cannot be made from that: mend the reward, then run again; the rollouts are kept."
         )
-    return Scores(values, None if given.notes is None else _notes(given.notes, name, len(batch)))
+    return Scores(values, None if scores.notes is None else _notes(scores.notes, name, len(batch)))
 
 
 def _numbers(values: Any) -> np.ndarray | None:
     """Return values as an array of numbers or Nones, of any shape; None if they are not numbers."""
     try:
-        found = np.asarray(values)
+        numbers = np.asarray(values)
     except Exception:  # noqa: BLE001 - ragged lists, tensors on devices: the message describes the value by its type
         return None
-    if found.dtype == object:
-        return found if all(each is None or isinstance(each, Real | Decimal) for each in found.flat) else None
-    return found if found.dtype.kind in "biuf" else None
+    if numbers.dtype == object:
+        return numbers if all(each is None or isinstance(each, Real | Decimal) for each in numbers.flat) else None
+    return numbers if numbers.dtype.kind in "biuf" else None
 
 
 def _notes(notes: Any, name: str, count: int) -> list[str]:
@@ -67,7 +67,7 @@ def _notes(notes: Any, name: str, count: int) -> list[str]:
             f"Reward '{name}' returned {described(notes)} as remarks for {count} samples. Return a list with one text "
             "per sample, or None."
         )
-    return ["" if note is None else str(note) for note in listed]
+    return ["" if note is None else without_process(note) for note in listed]
 
 
 def described(value: Any) -> str:
@@ -87,9 +87,9 @@ def described(value: Any) -> str:
 def _placed(value: Any) -> str:
     """Return the dtype, and the properties of a tensor that keep it from becoming an array."""
     dtype, device = getattr(value, "dtype", None), str(getattr(value, "device", "cpu"))
-    found = "" if dtype is None else f" in {dtype}"
-    found += "" if device == "cpu" else f" on {device}"
-    return f"{found} that requires a gradient" if getattr(value, "requires_grad", False) else found
+    text = "" if dtype is None else f" in {dtype}"
+    text += "" if device == "cpu" else f" on {device}"
+    return f"{text} that requires a gradient" if getattr(value, "requires_grad", False) else text
 
 
 def _beginning(value: Any) -> str:

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Needs, Reward, Scores
-from models.rewards.device_placement import modules_of
-from models.rewards.invocation import Handling, needs_of_made, score
-from models.rewards.service import wire
+from flowmill.models.rewards.base import Batch, Needs, Reward, Scores
+from flowmill.models.rewards.invocation import Handling, declared_needs, score
+from flowmill.models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]
 #: Tolerance between scores of one sample in calls with other rows: kernels depend on the number of rows.
@@ -55,34 +54,34 @@ def samples(
         prompts=[cycled[row % len(cycled)] for row in range(count)],
         metadata=[dict(metadata or {})] * count,
         groups=[str(row // 2) for row in range(count)],
-        references=made_up_references(count, references),
+        references=random_references(count, references),
     )
 
 
-def made_up_references(count: int, images: int) -> list[list[np.ndarray]]:
+def random_references(count: int, images: int) -> list[list[np.ndarray]]:
     """Return random source images of every prompt; empty if ``images`` is 0."""
     draw = np.random.default_rng(1)
-    made = [[draw.integers(0, 256, (48 + 8 * n, 64, 3), np.uint8) for n in range(images)] for _ in range(count)]
-    for image in (image for row in made for image in row):
+    references = [[draw.integers(0, 256, (48 + 8 * n, 64, 3), np.uint8) for n in range(images)] for _ in range(count)]
+    for image in (image for row in references for image in row):
         image.setflags(write=False)
-    return made if images else []
+    return references if images else []
 
 
 def declares_what_it_needs(reward: Reward, batch: Batch) -> None:
     """``needs`` is a ``Needs``, and the samples have the columns it names."""
-    needs = needs_of_made(reward)
-    assert isinstance(needs, Needs), f"'needs' is {needs!r}; it must be a models.rewards.base.Needs"
+    needs = declared_needs(reward)
+    assert isinstance(needs, Needs), f"'needs' is {needs!r}; it must be a flowmill.models.rewards.base.Needs"
     for column in needs.columns:
         assert all(column in row for row in batch.metadata), f"the samples lack the column '{column}'"
 
 
 def gives_one_finite_score_each(reward: Reward, batch: Batch) -> None:
     """One finite float32 per sample, and a note for each or none."""
-    found = _score(reward, batch)
-    assert found.values.dtype == np.float32
-    assert found.values.shape == (len(batch),), f"{found.values.shape} scores of {len(batch)} samples"
-    assert np.isfinite(found.values).all(), f"scores are {found.values}"
-    assert found.notes is None or len(found.notes) == len(batch)
+    scores = _score(reward, batch)
+    assert scores.values.dtype == np.float32
+    assert scores.values.shape == (len(batch),), f"{scores.values.shape} scores of {len(batch)} samples"
+    assert np.isfinite(scores.values).all(), f"scores are {scores.values}"
+    assert scores.notes is None or len(scores.notes) == len(batch)
 
 
 def gives_the_same_scores_again(reward: Reward, batch: Batch) -> None:
@@ -125,31 +124,6 @@ def scores_what_a_server_hands_over(reward: Reward, batch: Batch) -> None:
     np.testing.assert_array_equal(answered.values, _score(reward, batch).values)
 
 
-def runs_the_same_layers_in_every_call(reward: Reward, batch: Batch) -> None:
-    """A reward with ``spreads`` has layers, and every call runs them in the same order."""
-    if not needs_of_made(reward).spreads:
-        return
-    from models.weights.sharding import layers
-
-    placed = [layer for module in modules_of(reward) for layer in layers(module)]
-    assert placed, "its models have no layers that ranks could hold parts of"
-    half, ran = len(batch) // 2, list[list[int]]()
-    for rows in (range(half), range(len(batch) - half, len(batch))):
-        calls: list[int] = []
-        hooks = [
-            layer.register_forward_pre_hook(lambda _, __, number=number, calls=calls: calls.append(number))
-            for number, layer in enumerate(placed)
-        ]
-        try:
-            _score(reward, batch.take(list(rows)))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        ran.append(calls)
-    assert ran[0], "a call runs none of its layers"
-    assert ran[0] == ran[1], f"one call runs layers {ran[0]}, another {ran[1]}"
-
-
 #: Every check.
 CONTRACT: tuple[Check, ...] = (
     declares_what_it_needs,
@@ -159,7 +133,6 @@ CONTRACT: tuple[Check, ...] = (
     follows_its_samples,
     leaves_its_samples_alone,
     scores_what_a_server_hands_over,
-    runs_the_same_layers_in_every_call,
 )
 
 
@@ -169,7 +142,7 @@ def _score(reward: Reward, batch: Batch) -> Scores:
 
 def _apart(reward: Reward, batch: Batch) -> list[list[int]]:
     """Return the rows that belong in the same call: single ones, or groups."""
-    if not needs_of_made(reward).groupwise:
+    if not declared_needs(reward).groupwise:
         return [[row] for row in range(len(batch))]
     groups: dict[str, list[int]] = {}
     for row, group in enumerate(batch.groups):

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 
-from configs.errors import ConfigError
-from configs.extras import require_extra
-from configs.path_types import ModelPlace
-from models.rewards.base import Bounds, Metadata, Needs, Scores
-from models.rewards.device_placement import settled
-from models.rewards.pretrained import Encoding
-from models.text.chat_templates import day_of, render_chat
-from models.text.control_tokens import as_texts
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.extras import require_extra
+from flowmill.configs.path_types import ModelPlace
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.models.rewards.device_placement import settled
+from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.text.chat_templates import day_of, render_chat
+from flowmill.models.text.control_tokens import as_texts
 
 _NAME = "sequence_classification"
 _NO_LIMIT = 1 << 40
@@ -28,7 +28,7 @@ class SequenceClassification(Encoding):
     """A logit, or a probability, of a sequence classifier: sentiment, toxicity, or a reward model of one label."""
 
     name: ClassVar[str] = _NAME
-    needs: ClassVar[Needs] = Needs(media="texts", accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="texts", accelerated=True, batch_size=16)
 
     model: ModelPlace
     """Folder, or id on the hub, of a model with ``AutoModelForSequenceClassification`` and its tokenizer."""
@@ -51,6 +51,7 @@ class SequenceClassification(Encoding):
         loaded = self.loaded("AutoModelForSequenceClassification")
         self._model = settled(loaded, self.chosen(), getattr(torch, self.dtype))
         self._tokenizer = self.loaded("AutoTokenizer")
+        self._pads = _pads_alike(self._tokenizer, loaded.config)
         self._column = _column(self.label, loaded.config)
         if self.given == "chat" and self._tokenizer.chat_template is None:
             raise ConfigError(
@@ -63,8 +64,8 @@ class SequenceClassification(Encoding):
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return (B,) logits or probabilities; raise ValueError if a text is longer than the model takes."""
-        found = [self._value(output.logits.float()) for _, output in self.outputs(media, prompts)]
-        return Scores(torch.cat(found).cpu().numpy())
+        values = [self._value(output.logits.float()) for _, output in self.outputs(media, prompts)]
+        return Scores(torch.cat(values).cpu().numpy())
 
     def outputs(self, media: Sequence[str] | np.ndarray, prompts: Sequence[str], **how: Any) -> Iterator[Any]:
         """Yield the encoded texts and the model's output for them, in one call if it can pad; see ``score``.
@@ -74,19 +75,16 @@ class SequenceClassification(Encoding):
             prompts: B prompts.
             how: further arguments of the model.
         """
-        # Without a padding token rows cannot share a call: classifiers of causal models read the last token that is
-        # not padding, and another token used as padding could be the text's own end.
-        alone = self._tokenizer.pad_token_id is None or self._model.config.pad_token_id is None
-        rows = [[row] for row in range(len(prompts))] if alone else [list(range(len(prompts)))]
+        rows = [list(range(len(prompts)))] if self._pads else [[row] for row in range(len(prompts))]
         for chosen in rows:
-            texts, about = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
-            encoded = self._encoded(about, texts, padded=not alone).to(self._model.device)
+            texts, own_prompts = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
+            encoded = self._encoded(own_prompts, texts).to(self._model.device)
             yield encoded, self._model(**encoded, **how)
 
-    def _encoded(self, prompts: Sequence[str], texts: Sequence[str], *, padded: bool) -> Any:
+    def _encoded(self, prompts: Sequence[str], texts: Sequence[str]) -> Any:
         most = self._most()
         prompts, texts = (as_texts(self._tokenizer, each) for each in (prompts, texts))
-        how = {"return_tensors": "pt", "padding": padded}
+        how = {"return_tensors": "pt", "padding": self._pads}
         if self.truncate and most is not None:
             # Not every tokenizer knows its model's maximum length.
             how |= {"truncation": True, "max_length": most}
@@ -99,14 +97,30 @@ class SequenceClassification(Encoding):
             )
         else:
             joined = self.given == "joined"
-            given = [p + t if joined else t for p, t in zip(prompts, texts, strict=True)]
+            inputs = [p + t if joined else t for p, t in zip(prompts, texts, strict=True)]
             # The end of a prompt and the beginning of a text may together form a control token.
-            encoded = self._tokenizer(as_texts(self._tokenizer, given), **how)
+            encoded = self._tokenizer(as_texts(self._tokenizer, inputs), **how)
         longest = encoded["input_ids"].shape[1]
         if most is not None and longest > most:
             raise ValueError(
                 f"a text has {longest} tokens, but '{self.model}' takes {most}; the option 'truncate: true' cuts it"
             )
+        return self._with_tokens(encoded)
+
+    def _with_tokens(self, encoded: Any) -> Any:
+        """Return encoded texts, of which those without a token have one to be read at: that which begins or ends
+        texts."""
+        mask = encoded["attention_mask"].bool()
+        empty = ~mask.any(1)
+        if not empty.any():
+            return encoded
+        named = (getattr(self._tokenizer, f"{role}_token_id") for role in ("bos", "eos", "cls", "pad"))
+        token = next((each for each in named if each is not None), None)
+        if token is None:
+            raise ValueError(f"a text is empty, and the tokenizer of '{self.model}' has no token for that")
+        if not mask.shape[1]:
+            encoded.data = {name: torch.zeros(len(mask), 1, dtype=torch.long) for name in encoded}
+        encoded["input_ids"][empty, 0], encoded["attention_mask"][empty, 0] = token, 1
         return encoded
 
     def _chat(self, prompt: str, text: str) -> str:
@@ -124,13 +138,28 @@ class SequenceClassification(Encoding):
         """Return the model's maximum length in tokens, or None if neither it nor its tokenizer has one."""
         of_model = getattr(self._model.config, "max_position_embeddings", None)
         # Tokenizers without a limit have 10^30.
-        known = [int(each) for each in (of_model, self._tokenizer.model_max_length) if each and each < _NO_LIMIT]
-        return min(known, default=None)
+        lengths = [int(each) for each in (of_model, self._tokenizer.model_max_length) if each and each < _NO_LIMIT]
+        return min(lengths, default=None)
 
     def _value(self, logits: Any) -> Any:
         if self.value == "probability":
             logits = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
         return logits[:, self._column]
+
+
+def _pads_alike(tokenizer: Any, config: Any) -> bool:
+    """Make a tokenizer pad with the padding token of its model's config; return whether there is one. Otherwise rows
+    cannot share a call.
+
+    Classifiers of causal models read the last token that is not that one, so with another token a score would be that
+    of a padding. Some models count positions from the first token of a row, so the padding comes last.
+    """
+    number = config.get_text_config().pad_token_id
+    name = tokenizer.convert_ids_to_tokens(number) if number in range(len(tokenizer)) else None
+    if name is None:
+        return False
+    tokenizer.pad_token, tokenizer.padding_side = name, "right"
+    return True
 
 
 def _column(label: str | int | None, config: Any) -> int:
@@ -143,9 +172,9 @@ def _column(label: str | int | None, config: Any) -> int:
         return numbers[str(label)]
     if isinstance(label, int) and label in names:
         return label
-    wanted = "needs the option 'label'" if label is None else f"has no label {label!r}"
-    known = ", ".join(f"{number} ({name})" for number, name in names.items())
-    raise ConfigError(f"reward '{_NAME}' {wanted}: the model's are {known}.")
+    problem = "needs the option 'label'" if label is None else f"has no label {label!r}"
+    labels = ", ".join(f"{number} ({name})" for number, name in names.items())
+    raise ConfigError(f"reward '{_NAME}' {problem}: the model's are {labels}.")
 
 
 @dataclass(kw_only=True)

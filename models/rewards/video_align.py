@@ -13,13 +13,13 @@ import torch
 from pydantic import PositiveFloat
 from torch.nn.functional import interpolate
 
-from configs.errors import ConfigError
-from configs.path_types import FilePlace, ModelPlace
-from models.library_loading import read_json
-from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
-from models.rewards.base import Metadata, Needs, Scores
-from models.rewards.pretrained import Encoding
-from models.rewards.weight_files import WeightsFile
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.path_types import FilePlace, ModelPlace
+from flowmill.models.library_loading import read_json
+from flowmill.models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
+from flowmill.models.rewards.base import Metadata, Needs, Scores
+from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.weight_files import WeightsFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,10 @@ class Settings:
         values."""
         where = f"reward 'video_align': option 'settings': '{file}'"
         try:
-            found = read_json(file)
-            data, lora, scores = (found[name] for name in ("data_config", "peft_lora_config", "inference_config"))
+            content = read_json(file)
+            data, lora, scores = (content[name] for name in ("data_config", "peft_lora_config", "inference_config"))
             rank = math.sqrt(lora["lora_r"]) if lora.get("use_rslora") else lora["lora_r"]
-            made = cls(
+            settings = cls(
                 fps=float(data["fps"]),
                 pixels=int(data["max_frame_pixels"]),
                 scale=lora["lora_alpha"] / rank,
@@ -72,9 +72,9 @@ class Settings:
             ) from None
         if data.get("sample_type", "uniform") != "uniform" or data.get("num_frames") is not None:
             raise ConfigError(f"{where} samples frames in another way than evenly spaced at a rate per second.")
-        if not made.fps > 0 or made.pixels < _LEAST_PIXELS or min(made.std) <= 0:
+        if not settings.fps > 0 or settings.pixels < _LEAST_PIXELS or min(settings.std) <= 0:
             raise ConfigError(f"{where} has an fps, a max_frame_pixels or a std that cannot be.")
-        return made
+        return settings
 
 
 @dataclass(kw_only=True)
@@ -86,13 +86,12 @@ class VideoAlign(Encoding):
     needs: ClassVar[Needs] = Needs(
         media="clips",
         accelerated=True,
-        spreads=True,
         batch_size=4,
         watched_by=(("exposure", "policies learn to over-expose, which it likes"),),
     )
 
     weights: FilePlace
-    """Safetensors copy of its ``model.pth`` (KwaiVGI/VideoReward), with its names kept."""
+    """Safetensors copy of its ``model.pth`` (KwaiVGI/VideoReward), with its names."""
     settings: FilePlace
     """Its ``model_config.json``."""
     instruction: FilePlace
@@ -111,19 +110,17 @@ class VideoAlign(Encoding):
         device = self.chosen()
         self._settings = Settings.read(Path(self.settings))
         self._instruction = read_instruction(self.name, Path(self.instruction), _MARKS)
-        given = WeightsFile(reward=self.name, file=self.weights)
-        stored = merged(given.read(), self._settings.scale)
+        file = WeightsFile(reward=self.name, file=self.weights)
+        stored = merged(file.read(), self._settings.scale)
         head = stored.pop("rm_head.weight", None)
         if head is None or head.shape[0] not in (1, len(ASPECTS)):
-            raise given.unusable("it has no rm_head.weight of one or three rows")
+            raise file.unusable("it has no rm_head.weight of one or three rows")
         dtype: torch.dtype = getattr(torch, self.dtype)
         self._reader = Backbone(
-            given, stored, model=self.model, revision=self.revision, marks=_MARKS, device=device, dtype=dtype
+            file, stored, model=self.model, revision=self.revision, marks=_MARKS, device=device, dtype=dtype
         )
         if head.shape[1] != self._reader.width:
-            raise given.unusable(
-                f"rm_head.weight reads {head.shape[1]} numbers, and the model has {self._reader.width}"
-            )
+            raise file.unusable(f"rm_head.weight reads {head.shape[1]} numbers, and the model has {self._reader.width}")
         # A head of three rows has one per aspect; a single row serves all.
         self._head = head.float().expand(len(ASPECTS), -1).to(device)
 
@@ -157,13 +154,13 @@ class VideoAlign(Encoding):
         return patches_of(scaled / 255)
 
 
-def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
+def frame_numbers(count: int, fps: float, rate: float) -> list[int]:
     """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``). Raises ValueError if
-    it has one frame. ``fps``: its frames per second; ``wanted``: sampled frames per second."""
+    it has one frame. ``fps``: its frames per second; ``rate``: sampled frames per second."""
     most = min(_MOST_FRAMES, count) // _FRAMES * _FRAMES
     if most < _FRAMES:
         raise ValueError(f"a clip has {count} frame, and video_align looks at {_FRAMES} at least; set model.frames")
-    number = round(min(max(count / fps * wanted, _LEAST_FRAMES), most) / _FRAMES) * _FRAMES
+    number = round(min(max(count / fps * rate, _LEAST_FRAMES), most) / _FRAMES) * _FRAMES
     return torch.linspace(0, count - 1, number).round().long().tolist()
 
 
@@ -184,7 +181,7 @@ def merged(stored: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without; ``scale``: alpha / r, or
     alpha / sqrt(r) (rslora)."""
     plain = {name.removeprefix("base_model.model."): tensor for name, tensor in stored.items()}
-    found = {
+    weights = {
         name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor
         for name, tensor in plain.items()
         if ".lora_" not in name and ".original_module." not in name
@@ -193,6 +190,6 @@ def merged(stored: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
         layer, _, rest = name.partition(".lora_A.")
         if rest:
             up = plain[f"{layer}.lora_B.{rest}"]
-            weight = found[f"{layer}.weight"]
-            found[f"{layer}.weight"] = (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)
-    return found
+            weight = weights[f"{layer}.weight"]
+            weights[f"{layer}.weight"] = (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)
+    return weights

@@ -14,15 +14,14 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from configs.errors import ConfigError, RewardError
-from configs.extras import require_extra
-from configs.option_types import GroupRegex
-from configs.proxies import by_proxy
-from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
-from models.rewards.chat_answers import Answer, first_token, read_answer
-from models.serving.http_client import UNTIL
-from models.serving.retry import PassingError, Patience
-from models.serving.server_client import RefusedError, ServerClient, openai_headers
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.extras import require_extra
+from flowmill.configs.option_types import GroupRegex
+from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.chat_answers import Answer, first_token, read_answer
+from flowmill.models.serving.http_client import UNTIL
+from flowmill.models.serving.retry import PassingError, Patience
+from flowmill.models.serving.server_client import RefusedError, ServerClient, openai_headers
 
 T = TypeVar("T")
 Question: TypeAlias = Annotated[str, Field(pattern=r"\{prompt\}"), "Write {prompt} where the prompt goes."]
@@ -58,7 +57,7 @@ _RETRIES, _PAUSE_S = 4, 1.0
 
 @dataclass(kw_only=True)
 class Asking:
-    """Base class of rewards that ask a model about images. They raise RewardError if an answer holds no score or
+    """Base class of rewards that ask a model to judge images. They raise RewardError if an answer holds no score or
     the endpoint refuses a request, ConnectionError if it cannot be reached or is overloaded, after several tries."""
 
     name: ClassVar[str]
@@ -100,11 +99,11 @@ class Asking:
             return list(pool.map(work, *rows))
 
     def answer(self, image: np.ndarray, question: str, **more: Any) -> Answer:
-        """Return the model's answer about an (H, W, 3) uint8 image; see ``answer_about``."""
-        return self.answer_about([("", image)], question, **more)
+        """Return the model's answer on an (H, W, 3) uint8 image; see ``answer_images``."""
+        return self.answer_images([("", image)], question, **more)
 
-    def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Answer:
-        """Return the model's answer about several images. Raises RewardError if the endpoint refuses the request;
+    def answer_images(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Answer:
+        """Return the model's answer on several images. Raises RewardError if the endpoint refuses the request;
         ConnectionError if it cannot be reached or is overloaded, after several tries. ``images``: a caption before
         each, or "", and the image, (H, W, 3) uint8; ``more``: other fields of the request."""
         content: list[dict[str, Any]] = []
@@ -124,9 +123,7 @@ class Asking:
                 headers=openai_headers(self.key_variable),
             )
         except PassingError as error:
-            raise ConnectionError(
-                f"the endpoint of model '{self.model}' failed: {error}.{by_proxy(self._address)}"
-            ) from None
+            raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error}.") from None
         except (RefusedError, ValueError) as error:
             raise RewardError(
                 f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "
@@ -136,7 +133,7 @@ class Asking:
 
 @dataclass(kw_only=True)
 class VlmJudge(Asking):
-    """Asks a model about every image.
+    """Asks a model to judge every image.
 
     ``score``: the number that ``pattern`` finds in the answer, over ``scale``, as UnifiedReward answers (arXiv
     2503.05236). ``yes``: P(yes) / (P(yes) + P(no)) of the answer's first token, as VQAScore (arXiv 2404.01291) and
@@ -149,7 +146,7 @@ class VlmJudge(Asking):
     ask: Literal["score", "yes"] = "score"
     """Ask for a number in the answer, or use the probability of yes."""
     question: Question | None = None
-    """Question about every image, with {prompt} for its prompt."""
+    """Question on every image, with {prompt} for its prompt."""
     pattern: GroupRegex = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"
     """Regular expression whose first group is the score in the answer."""
     scale: PositiveFloat = 5.0
@@ -166,30 +163,30 @@ class VlmJudge(Asking):
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note."""
-        found = self.map(self._judge, media, prompts, references or [()] * len(prompts))
-        return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
+        answers = self.map(self._judge, media, prompts, references or [()] * len(prompts))
+        return Scores(np.array([value for value, _ in answers], np.float32), [text for _, text in answers])
 
     def _judge(self, image: np.ndarray, prompt: str, started: Sequence[np.ndarray]) -> tuple[float, str]:
         question = (self.question or _QUESTIONS[self.ask, self.references]).replace("{prompt}", prompt)
         more: dict[str, Any] = {"max_tokens": self.max_tokens} if self.ask == "score" else ONE_TOKEN
         shown = edited(started, image) if self.references else [("", image)]
-        answer = self.answer_about(shown, question, **more)
+        answer = self.answer_images(shown, question, **more)
         text = answer.text
         value = self._read(answer) if self.ask == "score" else _probability_of_yes(answer)
         if value is None:
-            wanted = f"'{self.pattern}' finds no score in" if self.ask == "score" else "neither yes nor no begins"
+            problem = f"'{self.pattern}' finds no score in" if self.ask == "score" else "neither yes nor no begins"
             raise RewardError(
-                f"reward 'vlm_judge': {wanted} the answer about prompt {prompt!r}: {text[:200]!r}. Ask in another way "
+                f"reward 'vlm_judge': {problem} the answer about prompt {prompt!r}: {text[:200]!r}. Ask in another way "
                 "(option 'question'), or give the answer more room (option 'max_tokens')."
             )
         return value, text
 
     def _read(self, answer: Answer) -> float | None:
         """Return the last score in an answer, over the scale; None if there is none, or it is out of range."""
-        found = answer.find_all(self.pattern)
-        if not found:
+        numbers = answer.find_all(self.pattern)
+        if not numbers:
             return None
-        value = float(found[-1]) / self.scale
+        value = float(numbers[-1]) / self.scale
         return value if 0 <= value <= 1 else None
 
 

@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from configs.errors import ConfigError
-from models.weights.finite import check_tensors
+from flowmill.configs.errors import ConfigError
+from flowmill.models.weights.finite import check_tensors
 
 #: Maps a published tensor to the tensors of a model, by name.
 Names = Callable[[str, Tensor], Mapping[str, Tensor]]

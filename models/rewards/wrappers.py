@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from configs.errors import ConfigError
-from configs.path_types import RewardOptions
-from models.rewards.base import Batch, Bounds, Metadata, Needs, Scores, Sources
-from models.rewards.invocation import Handling, score
-from models.rewards.sizes import Takes
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.path_types import RewardOptions
+from flowmill.models.rewards.base import Batch, Bounds, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.invocation import Handling, score
+from flowmill.models.rewards.sizes import Takes
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class Rank:
     """Its device, where it takes one."""
 
     def __post_init__(self) -> None:
-        from models.rewards.factory import make_reward
+        from flowmill.models.rewards.factory import make_reward
 
         self._inner = make_reward(self.reward, self.options, device=self.device)
 
@@ -39,7 +39,7 @@ class Rank:
     def needs_for(options: Mapping[str, Any]) -> Needs:
         """Return the wrapped reward's needs, for a whole group; raise ConfigError if the option ``reward`` is
         missing."""
-        from models.rewards.factory import needs_of
+        from flowmill.models.rewards.factory import needs_of
 
         if "reward" not in options:
             raise ConfigError("reward 'rank' needs the option 'reward': the one that orders the samples of a group.")
@@ -48,15 +48,15 @@ class Rank:
     @staticmethod
     def takes(options: Mapping[str, Any]) -> Takes | None:
         """Return the wrapped reward's memory."""
-        from models.rewards.factory import takes_of
+        from flowmill.models.rewards.factory import takes_of
 
         return takes_of(str(options["reward"]), options.get("options", {}))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return (K,) ranks of the samples of one group over K, with the wrapped reward's notes."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
-        found = score(self._inner, self.reward, batch, Handling(frames="clip"))
-        return Scores(mean_ranks(found.values) / np.float32(len(batch)), found.notes)
+        scores = score(self._inner, self.reward, batch, Handling(frames="clip"))
+        return Scores(mean_ranks(scores.values) / np.float32(len(batch)), scores.notes)
 
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:

@@ -19,13 +19,13 @@ R = TypeVar("R")
 class Metrics:
     """Metrics of one server, in a separate registry."""
 
-    def __init__(self, served: str = "reward") -> None:
-        """Begin at 0. ``served``: the part of the names for the service."""
+    def __init__(self) -> None:
+        """Begin at 0."""
         self._registry = of = CollectorRegistry()
-        name = f"flowmill_{served}"
+        name = "flowmill_reward"
         self.requests = Counter(f"{name}_requests", "Requests by status of the answer.", ["status"], registry=of)
-        self.samples = Counter(f"{name}_samples", f"Samples handed to the {served}.", registry=of)
-        self.seconds = Histogram(f"{name}_call_seconds", f"Seconds of a call of the {served}.", registry=of)
+        self.samples = Counter(f"{name}_samples", "Samples handed to the reward.", registry=of)
+        self.seconds = Histogram(f"{name}_call_seconds", "Seconds of a call of the reward.", registry=of)
         buckets = [2**n for n in range(11)]
         self.rows = Histogram(f"{name}_call_samples", "Samples of a call.", buckets=buckets, registry=of)
         self.waiting = Gauge(f"{name}_waiting_samples", "Samples that wait or are being answered.", registry=of)
@@ -104,10 +104,10 @@ class Batcher(Generic[W, R]):
     async def run(self) -> None:
         """Answer requests until cancelled."""
         while True:
-            found: dict[Hashable, list[_Job[W, R]]] = {}
+            groups: dict[Hashable, list[_Job[W, R]]] = {}
             for job in await self._gather():
-                found.setdefault(self._alike(job.work), []).append(job)
-            for jobs in found.values():
+                groups.setdefault(self._alike(job.work), []).append(job)
+            for jobs in groups.values():
                 await self._answer(jobs)
 
     async def _gather(self) -> list[_Job[W, R]]:

@@ -15,15 +15,15 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from configs.addresses import holds_token
-from models.serving.batching import Batcher, BusyError, Metrics
+from flowmill.configs.addresses import holds_token
+from flowmill.models.serving.batching import Batcher, BusyError, Metrics
 
 W = TypeVar("W")
 R = TypeVar("R")
 METRICS = "/metrics"
 #: Number of request bodies of the maximum size that may be in memory at a time.
 _BODIES = 2
-#: Seconds to receive a body, and bytes per second for which more time is given.
+#: Seconds to receive a body, and bytes per second for which more time is allowed.
 _BODY_S, _BODY_RATE = 30.0, 1_000_000
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from configs.answers import read_as_utf8
-from configs.proxies import accept_proxies
+from flowmill.configs.answers import read_as_utf8
 
 #: Extension of a request: the maximum bytes of its response.
 MOST = "flowmill.most"
@@ -27,7 +26,6 @@ _MOST = 1 << 24
 
 def bounded_client(total_s: float, **how: Any) -> httpx.Client:
     """Return a client whose requests end after some seconds, however slow the server is."""
-    accept_proxies()
     clock = _Clock(total_s)
     client = httpx.Client(**how, event_hooks={"request": [clock.start], "response": [read_as_utf8, clock.watch]})
     for transport in (client._transport, *client._mounts.values()):
@@ -97,8 +95,8 @@ class _Socket(httpcore.NetworkStream):
     def close(self) -> None:
         self._inner.close()
 
-    def start_tls(self, *given: Any, **more: Any) -> httpcore.NetworkStream:
-        return _Socket(self._inner.start_tls(*given, **more), self._clock)
+    def start_tls(self, *args: Any, **more: Any) -> httpcore.NetworkStream:
+        return _Socket(self._inner.start_tls(*args, **more), self._clock)
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
@@ -109,9 +107,9 @@ class _Backend(httpcore.NetworkBackend):
         self._inner, self._clock = inner, clock
 
     def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, *given: Any, **more: Any
+        self, host: str, port: int, timeout: float | None = None, *args: Any, **more: Any
     ) -> httpcore.NetworkStream:
-        return _Socket(self._inner.connect_tcp(host, port, self._clock.left(timeout), *given, **more), self._clock)
+        return _Socket(self._inner.connect_tcp(host, port, self._clock.left(timeout), *args, **more), self._clock)
 
     def sleep(self, seconds: float) -> None:
         self._inner.sleep(seconds)

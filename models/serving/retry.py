@@ -18,7 +18,7 @@ class PassingError(Exception):
     """An error that a retry may cure."""
 
     def __init__(self, text: str, after_s: float = 0.0) -> None:
-        """Bind to a message, and to the seconds after which the server wants to be asked again."""
+        """Bind to a message, and to the seconds after which the server accepts another request."""
         super().__init__(text)
         self.after_s = min(after_s, _LONGEST_S)
 
@@ -42,33 +42,33 @@ class Patience:
         self._failing_since: float | None = None
         self._lock = threading.Lock()
 
-    def again(self, ask: Callable[[], T]) -> T:
+    def again(self, call: Callable[[], T]) -> T:
         """Return the result of a call, with retries; after others gave up it is called once. Raises PassingError, the
         last failure."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(PassingError),
             wait=self._wait,
-            stop=lambda state: state.attempt_number >= self._tries and self._given_up(),
+            stop=lambda state: state.attempt_number >= self._tries and self._expired(),
             sleep=self._sleep,
             reraise=True,
         )
-        return retrying(self._noted, ask)
+        return retrying(self._noted, call)
 
-    def _noted(self, ask: Callable[[], T]) -> T:
+    def _noted(self, call: Callable[[], T]) -> T:
         try:
-            found = ask()
+            result = call()
         except PassingError:
             with self._lock:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
             raise
         self._failing_since = None
-        return found
+        return result
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         return max(self._pause(state), error.after_s if isinstance(error, PassingError) else 0.0)
 
-    def _given_up(self) -> bool:
+    def _expired(self) -> bool:
         since = self._failing_since
         return since is not None and time.monotonic() - since >= self.seconds

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from configs.answers import json_of, text_of
-from models.serving.http_client import MOST, bounded_client
-from models.serving.retry import PassingError, Patience
+from flowmill.configs.answers import json_of, text_of
+from flowmill.models.serving.http_client import MOST, bounded_client
+from flowmill.models.serving.retry import PassingError, Patience
 
 T = TypeVar("T")
 #: Seconds to wait for a connection.
@@ -71,17 +71,17 @@ class ServerClient:
 
 def openai_headers(key_variable: str) -> dict[str, str]:
     """Return the headers of a request in OpenAI's protocol; the key is that of an environment variable, if set."""
-    found = {header: os.environ[name] for header, name in _OPENAI.items() if name in os.environ}
+    headers = {header: os.environ[name] for header, name in _OPENAI.items() if name in os.environ}
     key = os.environ.get(key_variable)
-    return found if key is None else {**found, "authorization": f"Bearer {key}"}
+    return headers if key is None else {**headers, "authorization": f"Bearer {key}"}
 
 
 def _detail(answer: httpx.Response) -> str:
     try:
-        found = json_of(answer.content)
+        content = json_of(answer.content)
     except ValueError:
         return text_of(answer.content).strip()[:200] or "nothing"
     for name in ("error", "message", "detail"):
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-    return str(found)[:2000]
+        if isinstance(content, dict) and name in content:
+            content = content[name]
+    return str(content)[:2000]

@@ -1,20 +1,19 @@
-"""Renders third-party chat templates with limits of time and size, and without access to the clock or randomness.
+"""Renders chat templates in transformers' immutable sandbox, without access to the clock or randomness.
 
-The environment is that of transformers (``utils/chat_template_utils.py``) with resource limits added. A template that
-writes the date, as Llama 3.2's does, needs a date in the config, so that equal configs give equal texts.
+A template is code of the model that a user chose: it may take any time and memory. A template that writes the date, as
+Llama 3.2's does, needs a date in the config, so that equal configs give equal texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from functools import wraps
 from typing import Any
 
 from jinja2 import TemplateError
 
-from configs.errors import ConfigError
-from models.text.template_sandbox import ChoiceError, carried_out, compiled
+from flowmill.configs.errors import ConfigError
 
 #: Two times that differ in every field that ``strftime`` can write.
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6, 7), datetime(2019, 11, 28, 21, 48, 59, 654321))
@@ -34,7 +33,7 @@ def render_chat(
     more: Mapping[str, Any] | None = None,
 ) -> str:
     """Return messages, rendered by the chat template of a tokenizer or processor. Raises ConfigError if the text
-    depends on the clock, and no date is set; TemplateError if it fails, exceeds a limit, or uses randomness.
+    depends on the clock, and no date is set; TemplateError if it fails, or uses randomness.
 
     Args:
         setting: name of the setting of the date, for error messages.
@@ -42,29 +41,42 @@ def render_chat(
         generate: end with the beginning of an answer.
         more: other values the template may read, by name.
     """
-    template = compiled(_template_of(source))
-    given = {**(more or {}), **_given(source, messages, generate=generate)}
-    try:
-        now = _MOMENTS[0] if day is None else datetime(day.year, day.month, day.day)
-        text, dates = carried_out(template, given, now, settled=day is not None)
-    except ChoiceError:
-        raise ConfigError(_READS.format(setting=setting)) from None
-    if day is None and dates and carried_out(template, given, _MOMENTS[1], settled=False)[0] != text:
+    values = {**(more or {}), **_values(source, messages, generate=generate)}
+    moments = _MOMENTS if day is None else (datetime(day.year, day.month, day.day),)
+    text, *others = (_rendered(source, values, moment.strftime) for moment in moments)
+    if any(other != text for other in others):
         raise ConfigError(_READS.format(setting=setting))
     return text
 
 
-def told_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) -> dict[str, str]:
+def template_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) -> dict[str, str]:
     """Return the dates that a template with ``add_generation_prompt`` reads on a day, by their format; raise
     TemplateError if it fails."""
-    now = datetime(day.year, day.month, day.day)
-    given = _given(source, messages, generate=True)
-    return carried_out(compiled(_template_of(source)), given, now, settled=True)[1]
+    now, dates = datetime(day.year, day.month, day.day), dict[str, str]()
+    values = _values(source, messages, generate=True)
+    _rendered(source, values, lambda form: dates.setdefault(form, now.strftime(form)))
+    return dates
+
+
+def _rendered(source: Any, values: Mapping[str, Any], strftime: Callable[[str], str]) -> str:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = _compile_jinja_template(_template_of(source))
+    template.environment.filters["random"] = template.environment.globals["lipsum"] = _refused
+    try:
+        text: str = template.render(**values, strftime_now=strftime)
+    except (RecursionError, MemoryError, OverflowError) as error:
+        raise TemplateError(f"it takes too much: {type(error).__name__} {error}") from None
+    return text
+
+
+def _refused(*args: Any, **kwargs: Any) -> str:
+    raise TemplateError("it draws lots, so the same config would give other texts")
 
 
 def guard_template(tokenizer: Any) -> None:
-    """Wrap a tokenizer's ``apply_chat_template``: first render with resource limits and two clocks. Calls by pipelines
-    then raise a ConfigError if a template reads the clock or fails."""
+    """Wrap a tokenizer's ``apply_chat_template``: first render with two clocks. Calls by pipelines then raise a
+    ConfigError if a template reads the clock or fails."""
     original = tokenizer.apply_chat_template
     if not isinstance(getattr(tokenizer, "chat_template", None), str | dict) or hasattr(original, "guarded"):
         return
@@ -89,7 +101,7 @@ def guard_template(tokenizer: Any) -> None:
     tokenizer.apply_chat_template = checked
 
 
-def _given(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> dict[str, Any]:
+def _values(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> dict[str, Any]:
     tokenizer = getattr(source, "tokenizer", source)
     return {
         **tokenizer.special_tokens_map,
@@ -111,9 +123,9 @@ def day_of(text: str | None, reward: str) -> date | None:
 
 def _template_of(source: Any) -> str:
     """Return the template for chats without tools."""
-    found = source.chat_template
-    if isinstance(found, dict):
-        found = found.get("default")
-    if not isinstance(found, str):
+    template = source.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not isinstance(template, str):
         raise TemplateError("there is no chat template")
-    return found
+    return template

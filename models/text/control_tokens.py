@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from flowmill.configs.errors import ConfigError
+from flowmill.models.text.continuations import part_ids
+
 #: Attributes of tokenizers with the placeholders of images, clips and sounds.
 _PLACES = ("image_token", "video_token", "audio_token")
-_KNOWN: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
+_PATTERNS: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -24,7 +27,7 @@ def control_tokens(tokenizer: Any) -> tuple[str, ...]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     names = {str(token.content) for token in added if token.special}
     names |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
-    names |= {found for found in (getattr(tokenizer, place, None) for place in _PLACES) if isinstance(found, str)}
+    names |= {mark for mark in (getattr(tokenizer, place, None) for place in _PLACES) if isinstance(mark, str)}
     roles = ("bos_token", "eos_token", "pad_token", "sep_token", "cls_token")
     if (unknown := getattr(tokenizer, "unk_token", None)) not in [getattr(tokenizer, role, None) for role in roles]:
         names.discard(unknown)
@@ -33,17 +36,17 @@ def control_tokens(tokenizer: Any) -> tuple[str, ...]:
 
 def first_mark(tokenizer: Any, text: str) -> str | None:
     """Return the first control token in a text, or None."""
-    found = _pattern(tokenizer).search(text)
-    return None if found is None else found[0]
+    match = _pattern(tokenizer).search(text)
+    return None if match is None else match[0]
 
 
 def as_text(tokenizer: Any, text: str) -> str:
     """Return a text without control tokens: a space is inserted after the first character of each, '< /s>'."""
     pattern = _pattern(tokenizer)
-    while (found := pattern.search(text)) is not None:
-        broken = f"{found[0][0]} {found[0][1:]}"
+    while (match := pattern.search(text)) is not None:
+        broken = f"{match[0][0]} {match[0][1:]}"
         # The text with the space could be a token too; then it is removed.
-        text = text.replace(found[0], "" if pattern.search(broken) else broken)
+        text = text.replace(match[0], "" if pattern.search(broken) else broken)
     return text
 
 
@@ -68,14 +71,11 @@ def marked(tokenizer: Any, texts: Sequence[str]) -> tuple[list[str], tuple[str, 
     present = set().union(*texts)
     free = (each for each in map(chr, range(0xE000, 0xF8FF)) if each not in present)
     first, last = next(free), next(free)
-    return [_pattern(tokenizer).sub(lambda found: f"{first}{found[0]}{last}", text) for text in texts], (first, last)
+    return [_pattern(tokenizer).sub(lambda match: f"{first}{match[0]}{last}", text) for text in texts], (first, last)
 
 
 def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str], *, begins: bool = True) -> list[int] | None:
     """Return the ids of a chat, or a part of one, rendered from marked texts: marked parts are encoded as plain text.
-
-    As ``sanitize_control_tokens`` of transformers 5.23 (``encode_marked_chat``): pieces are encoded after a line break,
-    which is removed again, so that SentencePiece puts no space before them.
 
     Args:
         between: the characters around marked parts, see ``marked``.
@@ -86,27 +86,45 @@ def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str], *, begins: boo
     """
     first, last = between
     pieces = re.split(f"({first}[^{first}{last}]*{last})", chat)
-    found: list[int] = []
+    all_ids: list[int] = []
     for place, piece in enumerate(pieces):
         plain = piece.startswith(first) and piece.endswith(last)
         bare, at_start = piece.replace(first, "").replace(last, ""), begins and place == 0
-        ids = _piece_ids(tokenizer, bare, begins=at_start, plain=plain)
-        if ids is None or (plain and _ids(tokenizer).intersection(ids)):
+        try:
+            ids = part_ids(tokenizer, bare, begins=at_start, plain=plain)
+        except (TypeError, ValueError, NotImplementedError):
             return None
-        found += ids
-    return found
+        if plain and _ids(tokenizer).intersection(ids):
+            return None
+        all_ids += ids
+    return all_ids
 
 
-def _piece_ids(tokenizer: Any, piece: str, *, begins: bool, plain: bool) -> list[int] | None:
-    how: Mapping[str, bool] = {"add_special_tokens": False, **({"split_special_tokens": True} if plain else {})}
-    try:
-        before = [] if begins else tokenizer("\n", add_special_tokens=False).input_ids
-        ids = tokenizer(piece if begins else f"\n{piece}", **how).input_ids if piece else before
-        if ids[: len(before)] != before:
-            before, ids = [], tokenizer(piece, **how).input_ids
-    except (TypeError, ValueError, NotImplementedError):
-        return None
-    return [int(token) for token in ids[len(before) :]]
+def text_ids(tokenizer: Any, text: str) -> list[int] | None:
+    """Return the ids of a text after another, with control tokens in it as plain text; see ``chat_ids``."""
+    (text,), between = marked(tokenizer, [text])
+    return chat_ids(tokenizer, text, between, begins=False)
+
+
+def split_end(tokenizer: Any, text: str, ends: Mapping[str, int]) -> tuple[str, int | None]:
+    """Return a text without the end token whose text it ends with, and that token; None: it ends with its own words.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        text: the text.
+        ends: ids of end tokens by their texts.
+    """
+    words = text.rstrip()
+    names = [*sorted(ends, key=len, reverse=True), *control_tokens(tokenizer)]
+    mark = next((name for name in names if len(name) > 1 and words.endswith(name)), None)
+    if mark is None:
+        return text, None
+    if mark in ends and words == text:
+        return text.removesuffix(mark), ends[mark]
+    raise ConfigError(
+        f"it ends with {mark!r}, which would be learned letter by letter, not as the control token. Remove it"
+        f"{', or the spaces after it' if mark in ends else ''}."
+    )
 
 
 def _ids(tokenizer: Any) -> set[int]:
@@ -118,9 +136,9 @@ def _ids(tokenizer: Any) -> set[int]:
 def _pattern(tokenizer: Any) -> re.Pattern[str]:
     """Return the pattern of control tokens; it is rebuilt when tokens are added to the tokenizer, as rewards do."""
     size = len(tokenizer)
-    known = _KNOWN.get(tokenizer)
-    if known is None or known[0] != size:
+    entry = _PATTERNS.get(tokenizer)
+    if entry is None or entry[0] != size:
         # Without control tokens the pattern matches nothing.
-        known = (size, re.compile("|".join(map(re.escape, control_tokens(tokenizer))) or "(?!)"))
-        _KNOWN[tokenizer] = known
-    return known[1]
+        entry = (size, re.compile("|".join(map(re.escape, control_tokens(tokenizer))) or "(?!)"))
+        _PATTERNS[tokenizer] = entry
+    return entry[1]

@@ -1,8 +1,7 @@
 """Supported settings of adapters: fields that are read and fields without effect; all others are refused by name.
 
-Settings are those of peft (``adapter_config.json``), of diffusers (``lora_adapter_metadata`` in a safetensors header),
-and of kohya's scripts, LyCORIS and ai-toolkit (other entries of the header). Ignoring a setting could change an
-adapter's outputs. A new field of peft belongs in one of the tables.
+Settings are those of peft (``adapter_config.json``), also where diffusers writes them (``lora_adapter_metadata`` in a
+safetensors header). Ignoring one could change an adapter's outputs. A new field of peft belongs in one of the tables.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.library_loading import same
-from models.weights.lora_files import unfit
+from flowmill.models.library_loading import same
+from flowmill.models.weights.lora_files import unfit
 
-#: Read by ``models.weights.lora_start``.
+#: Read by ``flowmill.models.weights.lora_start``.
 FOLLOWED = frozenset({"lora_alpha", "use_rslora", "alpha_pattern"})
 #: Fields that do not change an adapter's outputs, and the reason.
 MOOT: Mapping[str, str] = {
@@ -63,25 +62,6 @@ _REMEDIES = {
 }
 #: The entry of a safetensors header that has peft's settings (diffusers' ``LORA_ADAPTER_METADATA_KEY``).
 _DIFFUSERS = "lora_adapter_metadata"
-#: Prefixes of notes about training data, rates and names (kohya's scripts, ai-toolkit, the standard for model files).
-_NOTES = ("ss_", "sshs_", "modelspec.")
-_MODULE, _ARGUMENTS = "ss_network_module", "ss_network_args"
-#: Networks of kohya's scripts that are low-rank adapters; LyCORIS has several kinds.
-_NETWORKS = ("networks.lora", "lycoris.kohya")
-#: Arguments of networks that do not change outputs: ranks and alphas are in the tensors, others only act in training.
-MOOT_ARGUMENTS = frozenset(
-    (
-        "conv_dim conv_alpha conv_lora_dim linear_dim linear_alpha preset dropout rank_dropout module_dropout "
-        "rank_dropout_scale block_dims block_alphas conv_block_dims conv_block_alphas block_lr_zero_threshold "
-        "down_lr_weight mid_lr_weight up_lr_weight loraplus_lr_ratio loraplus_unet_lr_ratio "
-        "loraplus_text_encoder_lr_ratio train_t5xxl train_blocks train_double_block_indices train_single_block_indices "
-        "split_qkv in_dims img_attn_dim txt_attn_dim img_mlp_dim txt_mlp_dim img_mod_dim txt_mod_dim single_dim "
-        "single_mod_dim verbose include_patterns exclude_patterns bypass_mode use_tucker use_conv_cp decompose_both "
-        "factor constraint rescaled block_size full_matrix unbalanced_factorization"
-    ).split()
-)
-#: Supported algorithms of LyCORIS.
-_ALGORITHMS = ("lora", "locon")
 
 
 def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
@@ -99,36 +79,20 @@ def check_header(path: Path, header: Mapping[str, str]) -> None:
     # diffusers prefixes each name with the model's.
     for name, value in settings.items():
         check_settings(path, f"{_DIFFUSERS} of its header", {name.rpartition(".")[2]: value})
-    module, arguments = header.get(_MODULE), _json(path, _ARGUMENTS, header.get(_ARGUMENTS))
-    if module is not None and not module.startswith(_NETWORKS):
-        raise unfit(path, f"has '{_MODULE}: {_short(module)}' in its header", _MERGE)
-    for name, value in arguments.items():
-        if name == "algo" and str(value).lower() in _ALGORITHMS:
-            continue
-        if name not in MOOT_ARGUMENTS and str(value).lower() not in ("false", "none", "0", ""):
-            raise unfit(path, f"has '{name}: {_short(value)}' in {_ARGUMENTS} of its header", _MERGE)
-    for name, text in header.items():
-        # Trainers without their own format write peft's names.
-        if not name.startswith(_NOTES) and name in ALLOWED:
-            check_settings(path, "its header", {name: _value(text)})
 
 
 def _json(path: Path, name: str, text: str | None) -> Mapping[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        content = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        found = None
-    if found is None and text is not None and text.strip() == "null":
+        content = None
+    if content is None and text is not None and text.strip() == "null":
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise unfit(path, f"has a '{name}' in its header that is no JSON object", "Remove it, or copy the file again")
-    return found
-
-
-def _value(text: str) -> Any:
-    return {"true": True, "false": False, "none": None, "null": None, "": None}.get(text.strip().lower(), text)
+    return content
 
 
 def _short(value: Any) -> str:
-    found = str(value)
-    return found if len(found) <= 100 else f"{found[:100]}..."
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

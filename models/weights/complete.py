@@ -14,13 +14,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from configs.errors import ConfigError
-from models.library_loading import quiet_libraries, read_json
-from models.weights.pretrained_loading import load_pretrained
-from models.weights.stored_weights import on_meta, weight_files
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import quiet_libraries, read_json
+from flowmill.models.weights.pretrained_loading import load_pretrained
+from flowmill.models.weights.stored_weights import on_meta, weight_files
 
 
-def check_complete(folder: Path, made: Any, *, label: str) -> None:
+def check_complete(folder: Path, kind: Any, *, label: str) -> None:
     """Check, without loading weights, that a folder has all weights of a model in the shapes of its config; raise
     ConfigError if a weight is missing or has another shape, OSError if a file is missing, ValueError if a file cannot
     be read."""
@@ -29,9 +29,9 @@ def check_complete(folder: Path, made: Any, *, label: str) -> None:
     if not config.is_file() or "quantization_config" in read_json(config):
         # Quantized weights are packed in other shapes.
         return
-    find = _of_diffusers if hasattr(made, "load_config") else _of_transformers
+    find = _of_diffusers if hasattr(kind, "load_config") else _of_transformers
     try:
-        lacking = sorted(find(folder, made, label))
+        lacking = sorted(find(folder, kind, label))
     except SafetensorError as error:
         raise ValueError(f"a file of '{folder}' is no safetensors file ({error})") from None
     if lacking:
@@ -42,13 +42,13 @@ def check_complete(folder: Path, made: Any, *, label: str) -> None:
         )
 
 
-def _of_diffusers(folder: Path, made: Any, label: str) -> Iterable[str]:
+def _of_diffusers(folder: Path, kind: Any, label: str) -> Iterable[str]:
     """Yield missing weights and other shapes, as ends of a sentence (``ModelMixin.from_pretrained``)."""
     stored: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with safe_open(file, "pt") as opened:
             stored |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    model: Any = on_meta(partial(made.from_config, read_json(folder / "config.json")))
+    model: Any = on_meta(partial(kind.from_config, read_json(folder / "config.json")))
     # Renames attention layers of older diffusers versions.
     model._fix_state_dict_keys_on_load(stored)
     for name, tensor in model.state_dict().items():
@@ -59,15 +59,15 @@ def _of_diffusers(folder: Path, made: Any, label: str) -> Iterable[str]:
             yield f"has '{name}' of shape {stored[name]} instead of {shape}"
 
 
-def _of_transformers(folder: Path, made: Any, label: str) -> Iterable[str]:
+def _of_transformers(folder: Path, kind: Any, label: str) -> Iterable[str]:
     """Return missing weights, from loading on the meta device, which renames and merges weights as usual."""
     try:
         loading: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "use_safetensors": True}
-        _, about = load_pretrained(made, folder, label=label, **loading)
+        _, report = load_pretrained(kind, folder, label=label, **loading)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()] or [str(error)]
         raise ConfigError(
             f"{label} '{folder}' has weights of other sizes than its config.json says: {lines[0][:300]}. Copy or "
             "download it again."
         ) from None
-    return [f"has no weight '{name}'" for name in about["missing_keys"]]
+    return [f"has no weight '{name}'" for name in report["missing_keys"]]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.weights.sharding import local
+from flowmill.models.weights.sharding import local
 
 if TYPE_CHECKING:
     from torch import Tensor

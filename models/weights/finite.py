@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from configs.errors import ConfigError
-from models.weights.quantized import dequantized, is_quantized
-from models.weights.sharding import local
+from flowmill.configs.errors import ConfigError
+from flowmill.models.weights.quantized import dequantized, is_quantized
+from flowmill.models.weights.sharding import local
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,11 +43,11 @@ def _modules(loaded: Any) -> Iterator[nn.Module]:
 
 @torch.no_grad()
 def _is_finite(tensor: Tensor) -> bool:
-    held = local(tensor)
-    if is_quantized(held):
-        held = dequantized(held, torch.float32)
-    if held.is_meta or not held.is_floating_point() or not held.numel():
+    values = local(tensor)
+    if is_quantized(values):
+        values = dequantized(values, torch.float32)
+    if values.is_meta or not values.is_floating_point() or not values.numel():
         return True
     # Minimum and maximum propagate NaN and need no memory; they do not exist for 8-bit numbers.
-    low, high = torch.aminmax(held.float() if held.element_size() == 1 else held)
+    low, high = torch.aminmax(values.float() if values.element_size() == 1 else values)
     return bool(torch.isfinite(low) and torch.isfinite(high))

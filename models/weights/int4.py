@@ -62,10 +62,10 @@ class PackedInt4(TorchAOBaseTensor):
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """Return the (O, I) numbers in a dtype, by default that of the weight."""
         numbers = torch.stack((self.pairs >> 4, self.pairs & 15), -1).flatten(1)
-        found: Tensor = primitives._dequantize_affine_tinygemm(
+        weight: Tensor = primitives._dequantize_affine_tinygemm(
             numbers, (1, GROUP), self.scale, self.zero, torch.uint8, output_dtype=self.dtype, **_RANGE
         )
-        return found.to(output_dtype or self.dtype)
+        return weight.to(output_dtype or self.dtype)
 
 
 @register_quantize_module_handler(PackedInt4WeightConfig)  # type: ignore[untyped-decorator]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 
-from configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +28,7 @@ class LoraSpec:
     targets: tuple[str, ...]
     """Module name suffixes."""
     untrained: tuple[str, ...] = ()
-    """Names of parts whose layers get none; see ``models.policies.base:Policy``."""
+    """Names of parts whose layers get none; see ``flowmill.models.policies.base:Policy``."""
 
 
 def within(name: str, parts: Sequence[str]) -> bool:
@@ -82,11 +83,31 @@ def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[tuple[str, nn.Linear
             yield name, layer
 
 
+def stack_note(module: nn.Module) -> str | None:
+    """Return a note on weights of an adapted model that can have no adapters, None if there are none: stacks of
+    matrices, as routed experts are, which are in no layer."""
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, _ConvNd)]
+    parts = {
+        name: parameter.numel()
+        for name, parameter in module.named_parameters()
+        if parameter.ndim == 3 and min(parameter.shape) > 1 and name.rpartition(".")[0] not in layers
+    }
+    if not parts:
+        return None
+    own = sum(parameter.numel() for name, parameter in module.named_parameters() if ".lora_" not in name)
+    share = sum(parts.values()) / own
+    return (
+        f"model.lora: {share:.0%} of the model, its routed experts ('{next(iter(parts))}' and {len(parts) - 1} more), "
+        "get no adapters, which only layers have, and stay untrained. To train them too, train all weights "
+        "(model.lora: null)."
+    )
+
+
 def block_layers(module: nn.Module) -> tuple[str, ...]:
     """Return targets that match the linear layers in the numbered blocks of a model: their names within a block."""
     layers = (name for name, part in module.named_modules() if _takes_adapters(part))
-    found = (re.fullmatch(r"(?:.*\.)?\d+\.(.+)", name) for name in layers)
-    return tuple(sorted({each[1] for each in found if each}))
+    matches = (re.fullmatch(r"(?:.*\.)?\d+\.(.+)", name) for name in layers)
+    return tuple(sorted({each[1] for each in matches if each}))
 
 
 def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int, autocast: bool = True) -> None:
@@ -106,16 +127,34 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int, autocast: boo
     )
     # peft draws initial weights from the global generator; the surrounding program's draws must not change.
     with _as_if_in_memory(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # peft warns about a model with layers of both kinds, but handles each correctly.
+        # peft warns of a model with layers of both kinds, but handles each correctly.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         # It only cannot merge adapters into a quantized layer.
         warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")
         torch.manual_seed(seed)
-        module.add_adapter(config)
+        module.insert_adapters(config) if hasattr(module, "insert_adapters") else insert_adapters(module, config)
     for layer in module.modules():
         if autocast and isinstance(layer, LoraLayer):
             # peft casts inputs to the adapters' float32, and autocast casts them back: the same numbers, two copies.
             layer.cast_input_dtype_enabled = False
+
+
+def insert_adapters(module: Any, config: Any) -> None:
+    """Insert adapters by peft itself: ``add_adapter`` of transformers refuses releases of peft that work."""
+    from peft import inject_adapter_in_model
+
+    config.base_model_name_or_path = vars(module).get("name_or_path")
+    inject_adapter_in_model(config, module)
+    module._hf_peft_config_loaded = True
+
+
+def use_adapters(module: nn.Module, used: bool) -> None:
+    """Compute with a module's adapters, or without them."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in module.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.enable_adapters(used)
 
 
 @contextmanager

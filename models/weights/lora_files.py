@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from models.library_loading import diffusers_class
-from models.weights.safetensors_header import canonical_header
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import diffusers_class
+from flowmill.models.weights.safetensors_header import canonical_header
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """File name that ``load_lora_weights`` expects (diffusers' ``LORA_WEIGHT_NAME_SAFE``)."""
@@ -18,16 +18,16 @@ PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 def adapter_file(path: Path) -> Path:
     """Return the safetensors file of adapters to start from; raise ConfigError if there is no such file, or there are
-    several. ``path``: the file, or a folder where it has a known name or is the only safetensors file."""
+    several. ``path``: the file, or a folder where it has a usual name or is the only safetensors file."""
     path = path.expanduser()
     if path.is_file() and path.suffix == ".safetensors":
         return path
     if path.is_dir():
-        known = [path / name for name in (PEFT_FILE, LORA_FILE) if (path / name).is_file()]
-        found = known or sorted(path.glob("*.safetensors"))
-        if len(found) == 1:
-            return found[0]
-        reason = f"has {len(found)} safetensors files" if found else "has no safetensors file"
+        by_name = [path / name for name in (PEFT_FILE, LORA_FILE) if (path / name).is_file()]
+        files = by_name or sorted(path.glob("*.safetensors"))
+        if len(files) == 1:
+            return files[0]
+        reason = f"has {len(files)} safetensors files" if files else "has no safetensors file"
         raise unfit(path, reason, "Give the file itself; pickled ones (.bin, .pt) are not read")
     raise unfit(path, "is no safetensors file and no folder", "Paths are relative to the config file")
 
@@ -44,9 +44,9 @@ def adapter_files(path: str | Path) -> list[Path]:
     return [file, *(each for each in others if each.is_file())]
 
 
-def unfit(path: Path, found: str, remedy: str) -> ConfigError:
+def unfit(path: Path, reason: str, remedy: str) -> ConfigError:
     """Return the error for adapters that training cannot start from, with the reason and the remedy."""
-    return ConfigError(f"model.lora.start: '{path}' {found}, so training cannot begin with it. {remedy}.")
+    return ConfigError(f"model.lora.start: '{path}' {reason}, so training cannot begin with it. {remedy}.")
 
 
 def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
@@ -61,13 +61,28 @@ def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
     """
     from peft import get_peft_model_state_dict
 
-    about = module.peft_config["default"].to_dict()
-    scale = about["lora_alpha"] / about["r"]
+    config = module.peft_config["default"].to_dict()
+    scale = config["lora_alpha"] / config["r"]
     tensors = get_peft_model_state_dict(module)
     layers = {f"{name}_lora_layers": {k: v * scale if ".lora_B." in k else v for k, v in tensors.items()}}
-    settings = {f"{name}_lora_adapter_metadata": sorted_sets({**about, "lora_alpha": about["r"]})}
+    settings = {f"{name}_lora_adapter_metadata": sorted_sets({**config, "lora_alpha": config["r"]})}
     diffusers_class(pipeline_name).save_lora_weights(folder, weight_name=LORA_FILE, **layers, **settings)
     canonical_header(folder / LORA_FILE)
+
+
+def save_peft(folder: Path, module: Any) -> None:
+    """Write the adapter of a module for peft's ``PeftModel.from_pretrained``."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    (config,) = module.peft_config.values()
+    # peft writes sets in an order that differs between processes.
+    for setting, value in sorted_sets(vars(config)).items():
+        setattr(config, setting, value)
+    config.save_pretrained(str(folder))
+    tensors = get_peft_model_state_dict(module).items()
+    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors}
+    save_file(named, folder / PEFT_FILE, metadata={"format": "pt"})
 
 
 def sorted_sets(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Trained adapters to start from: files of peft, diffusers, kohya's scripts and ai-toolkit, read into one format.
+"""Trained adapters to start from: files of peft, and all that diffusers' ``load_lora_weights`` reads, in one format.
 
-The pipelines' own ``lora_state_dict`` maps names of other trainers, as in ``load_lora_weights``.
+The pipelines' own ``lora_state_dict`` maps names and scales of other trainers.
 """
 
 from __future__ import annotations
@@ -16,34 +16,18 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from models.library_loading import diffusers_class, quiet_libraries, read_json
-from models.weights.adapter_settings import check_header, check_settings
-from models.weights.lora import LoraSpec, targeted
-from models.weights.lora_files import PEFT_CONFIG, PEFT_FILE, adapter_file, unfit
-from models.weights.pretrained_loading import check_patterns
+from flowmill.models.library_loading import diffusers_class, quiet_libraries, read_json
+from flowmill.models.weights.adapter_settings import check_header, check_settings
+from flowmill.models.weights.lora import LoraSpec, targeted
+from flowmill.models.weights.lora_files import PEFT_CONFIG, PEFT_FILE, adapter_file, unfit
+from flowmill.models.weights.pretrained_loading import check_patterns
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-#: Parts of tensor names that mark other kinds of adapters, and the names of these kinds.
-_OTHERS = {
-    "dora_scale": "DoRA",
-    "lora_magnitude_vector": "DoRA",
-    "lokr_": "LoKr",
-    "hada_": "LoHa",
-    "oft_": "OFT",
-    "lora_mid": "LoCon with a middle matrix",
-    ".diff": "differences of whole weights",
-    "w_norm": "trained norms",
-    "b_norm": "trained norms",
-    ".scalar": "a trained scale",
-    "lora_E": "AdaLoRA",
-    "ia3_": "IA3",
-    "vera_": "VeRA",
-    "lora_bias": "a bias of an adapter",
-    "lora_embedding_": "adapters of embeddings",
-}
+#: Names of matrices and alphas of low-rank adapters, which peft reads or diffusers converts.
+_LOW_RANK = re.compile(r"(lora(_[AB]|_down|_up|\d*\.down|\d*\.up)(\.default)?\.weight|\.alpha)$")
 _SIDES = re.compile(r"^(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
 
 
@@ -88,26 +72,28 @@ class StartAdapter:
         names = sorted({name.partition(".")[2].removeprefix(self._within) for name in self._layers})
         others = [name for name in names if targets is not None and not targeted(name, targets)]
         if others:
-            found = f"is also on '{others[0]}', which no entry of model.lora.targets names"
-            raise unfit(self._path, found, "Leave model.lora.targets out: the layers are then the adapter's")
+            reason = f"is also on '{others[0]}', which no entry of model.lora.targets names"
+            raise unfit(self._path, reason, "Leave model.lora.targets out: the layers are then the adapter's")
         return LoraSpec(rank=self.rank, alpha=self.alpha, targets=tuple(names if targets is None else targets))
 
     def weights(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """Return the trained parameters by name, float32 on the CPU; raise ConfigError if the model has other layers,
         or layers of other sizes. ``shapes``: shapes of the parameters of new adapters of ``spec``, by
         ``module.layer.lora_A.default.weight``."""
-        given = dict(self._parameters())
-        for name in sorted(shapes.keys() | given.keys()):
+        parameters = dict(self._parameters())
+        for name in sorted(shapes.keys() | parameters.keys()):
             layer = name.rpartition(".lora_")[0]
             if name not in shapes:
                 raise unfit(self._path, f"is on '{layer}', which the model does not have", _OTHER_MODEL)
-            if name not in given:
+            if name not in parameters:
                 remedy = "Leave model.lora.targets out, or give an adapter of all layers that they name"
                 raise unfit(self._path, f"has nothing for '{layer}', which would be trained", remedy)
-            if shapes[name] != given[name].shape:
-                found = f"has {tuple(given[name].shape)} for '{name}', where the model takes {tuple(shapes[name])}"
-                raise unfit(self._path, found, _OTHER_MODEL)
-        return given
+            if shapes[name] != parameters[name].shape:
+                reason = (
+                    f"has {tuple(parameters[name].shape)} for '{name}', where the model takes {tuple(shapes[name])}"
+                )
+                raise unfit(self._path, reason, _OTHER_MODEL)
+        return parameters
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         alpha = self.alpha
@@ -142,8 +128,8 @@ def pipeline_adapter(path: str | Path, pipeline_name: str, modules: Sequence[str
     layers = dict(_pipeline_layers(adapter_file(Path(path)), pipeline_name, modules[0]))
     for module in modules[1:]:
         if (Path(path) / module).is_dir():
-            found = _pipeline_layers(adapter_file(Path(path) / module), pipeline_name, modules[0])
-            layers |= {f"{module}.{name.partition('.')[2]}": layer for name, layer in found}
+            own = _pipeline_layers(adapter_file(Path(path) / module), pipeline_name, modules[0])
+            layers |= {f"{module}.{name.partition('.')[2]}": layer for name, layer in own}
     return StartAdapter(Path(path), layers)
 
 
@@ -152,30 +138,34 @@ def _is_peft(file: Path) -> bool:
 
 
 def _names(file: Path) -> list[str]:
-    """Return the names of a file's tensors, after checking that none is of another kind of adapter."""
+    """Return the names of a file's tensors, after checking that all are of low-rank adapters, by names and shapes."""
     try:
         with safe_open(file, "pt") as opened:
-            names, header = list(opened.keys()), opened.metadata() or {}
+            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            header = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise unfit(file, f"cannot be read ({error})", "Copy it again") from None
-    for name in names:
-        kind = next((kind for part, kind in _OTHERS.items() if part in name), None)
-        if kind is not None:
+    for name, shape in shapes.items():
+        if _LOW_RANK.search(name) is None:
             remedy = "Merge it into the model's weights and start from those"
-            raise unfit(file, f"holds '{name}', which is {kind}", remedy)
+            raise unfit(file, f"holds '{name}', which is no matrix or alpha of a low-rank adapter", remedy)
+        is_alpha = name.endswith(".alpha")
+        if math.prod(shape) != 1 if is_alpha else len(shape) < 2:
+            takes = "an alpha is one number" if is_alpha else "a matrix has a rank and inputs or outputs"
+            raise unfit(file, f"has '{name}' of shape {shape}, where {takes}", "Copy it again, or give another")
     check_header(file, header)
-    return names
+    return list(shapes)
 
 
 def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
     try:
-        about = read_json(file.parent / PEFT_CONFIG)
+        settings = read_json(file.parent / PEFT_CONFIG)
     except (OSError, ValueError) as error:
         raise unfit(file.parent, f"has settings that cannot be read ({error})", "Copy it again") from None
-    check_settings(file.parent, f"its {PEFT_CONFIG}", about)
+    check_settings(file.parent, f"its {PEFT_CONFIG}", settings)
     names, tensors = _names(file), load_file(file)
     renamed = {f"{module}.{name.removeprefix('base_model.model.')}": tensors[name] for name in names}
-    yield from _paired(file, renamed, module, about, {})
+    yield from _paired(file, renamed, module, settings, {})
 
 
 def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tuple[str, Layer]]:
@@ -189,7 +179,7 @@ def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tu
     # Some loaders return alphas that are not in the matrices only with this argument.
     more = {"return_alphas": True} if "return_alphas" in signature(loader.lora_state_dict).parameters else {}
     try:
-        found = loader.lora_state_dict(
+        state = loader.lora_state_dict(
             str(file.parent),
             weight_name=file.name,
             use_safetensors=True,
@@ -197,27 +187,27 @@ def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tu
             return_lora_metadata=True,
             **more,
         )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise unfit(file, f"cannot be read as an adapter of {pipeline_name} ({reason})", _OTHER_MODEL) from None
-    tensors, about, alphas = dict(found[0]), found[-1] or {}, (found[1] if len(found) == 3 else None) or {}
+    tensors, settings, alphas = dict(state[0]), state[-1] or {}, (state[1] if len(state) == 3 else None) or {}
     if not any(name.startswith(f"{module}.") for name in tensors):
         # A model's own save_lora_adapter() writes names without the model's.
         tensors = {f"{module}.{name}": tensor for name, tensor in tensors.items()}
     tensors = _in_peft_form(tensors)
     if not tensors:
         raise unfit(file, f"has nothing for {pipeline_name} among its {len(names)} tensors", _OTHER_MODEL)
-    own = {name.removeprefix(f"{module}."): value for name, value in about.items() if name.startswith(f"{module}.")}
+    own = {name.removeprefix(f"{module}."): value for name, value in settings.items() if name.startswith(f"{module}.")}
     # A model's own save_lora_adapter() writes settings without the model's name.
-    about = own or {name: value for name, value in about.items() if "." not in name}
-    yield from _paired(file, tensors, module, about, _by_layer(alphas))
+    settings = own or {name: value for name, value in settings.items() if "." not in name}
+    yield from _paired(file, tensors, module, settings, _by_layer(alphas))
 
 
 def _by_layer(alphas: Mapping[str, Any]) -> dict[str, float]:
     """Return a loader's alphas by layer; those of UNets are named like the matrices."""
     named = _in_peft_form({name.removesuffix(".alpha"): value for name, value in alphas.items()})
-    found = {name: _SIDES.match(name) for name in named}
-    return {match["layer"] if (match := found[name]) else name: float(value) for name, value in named.items()}
+    matches = {name: _SIDES.match(name) for name in named}
+    return {match["layer"] if (match := matches[name]) else name: float(value) for name, value in named.items()}
 
 
 def _in_peft_form(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -229,18 +219,18 @@ def _in_peft_form(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _paired(
-    file: Path, tensors: Mapping[str, Tensor], module: str, about: Mapping[str, Any], alphas: Mapping[str, float]
+    file: Path, tensors: Mapping[str, Tensor], module: str, settings: Mapping[str, Any], alphas: Mapping[str, float]
 ) -> Iterator[tuple[str, Layer]]:
     try:
-        check_patterns(about)
+        check_patterns(settings)
     except ValueError as error:
         raise unfit(file, f"has settings that cannot be followed: {error}", "Give one without") from None
     sides: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = _SIDES.match(name)
-        if found is None or not name.startswith(f"{module}."):
+        match = _SIDES.match(name)
+        if match is None or not name.startswith(f"{module}."):
             raise unfit(file, f"holds '{name}'", f"Give an adapter of {module} alone; nothing else is trained")
-        sides.setdefault(found["layer"], {})[found["side"]] = tensor
+        sides.setdefault(match["layer"], {})[match["side"]] = tensor
     unknown = sorted(alphas.keys() - sides.keys())
     if unknown:
         raise unfit(file, f"has an alpha for '{unknown[0]}' and no matrices", "Copy it again")
@@ -248,14 +238,14 @@ def _paired(
         if both.keys() != {"A", "B"}:
             raise unfit(file, f"has only one matrix of '{layer}'", "Copy it again")
         rank = len(both["A"])
-        alpha = _alpha_of(layer.partition(".")[2], rank, about) if about else alphas.get(layer, float(rank))
+        alpha = _alpha_of(layer.partition(".")[2], rank, settings) if settings else alphas.get(layer, float(rank))
         yield layer, Layer(both["A"], both["B"], alpha)
 
 
-def _alpha_of(layer: str, rank: int, about: Mapping[str, Any]) -> float:
+def _alpha_of(layer: str, rank: int, settings: Mapping[str, Any]) -> float:
     """Return a layer's alpha from peft's settings, times the root of the rank for rank-stabilized adapters."""
     from peft.utils.other import get_pattern_key
 
-    pattern = about.get("alpha_pattern") or {}
-    alpha = float(pattern.get(get_pattern_key(pattern.keys(), layer), about.get("lora_alpha", rank)))
-    return alpha * math.sqrt(rank) if about.get("use_rslora") else alpha
+    pattern = settings.get("alpha_pattern") or {}
+    alpha = float(pattern.get(get_pattern_key(pattern.keys(), layer), settings.get("lora_alpha", rank)))
+    return alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha

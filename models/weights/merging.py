@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from models.weights.lora import is_transposed
-from models.weights.quantized import is_quantized
+from flowmill.models.weights.lora import is_transposed
+from flowmill.models.weights.quantized import is_quantized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +22,7 @@ _NAME = "default"
 class Merged:
     """The merged weights of adapted layers: W + (alpha / rank) B A (arXiv 2106.09685, 4.1).
 
-    The layers' own weights stay unchanged; merged copies are kept and updated before the next forward after the
+    The layers' own weights stay unchanged; merged copies are retained and updated before the next forward after the
     adapters change. Gradients of the adapters are the same as without merging, see ``adapter_gradients``; convolutions
     compute weight and adapter separately if gradients are needed. Weights in half precision are not merged: rounding
     the sum would lose updates of the adapters. Nor are quantized weights.
@@ -153,9 +153,9 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a module by the names they have without adapters, which are merged into them."""
     from peft.tuners.lora import LoraLayer
 
-    found = {name.replace(".base_layer.", "."): value for name, value in module.state_dict().items()}
-    found = {name: value for name, value in found.items() if ".lora_" not in name}
+    weights = {name.replace(".base_layer.", "."): value for name, value in module.state_dict().items()}
+    weights = {name: value for name, value in weights.items() if ".lora_" not in name}
     for name, part in module.named_modules():
         if isinstance(part, LoraLayer):
-            found[f"{name}.weight"] = part.base_layer.weight.detach() + part.get_delta_weight(_NAME)
-    return found
+            weights[f"{name}.weight"] = part.base_layer.weight.detach() + part.get_delta_weight(_NAME)
+    return weights

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from models.library_loading import read_json, read_weight_index
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import read_json, read_weight_index
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File name of peft's adapter settings; transformers loads an adapter that it finds next to a model."""
@@ -48,13 +48,13 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    from models.weights.finite import check_finite
+    from flowmill.models.weights.finite import check_finite
 
     if Path(source).is_dir():
         check_model_folder(Path(source), label=label)
     never_ask()
     try:
-        found = loader.from_pretrained(source, **{"local_files_only": True, **_trust(loader), **options})
+        result = loader.from_pretrained(source, **{"local_files_only": True, **_trust(loader), **options})
     except (
         ArithmeticError,
         AttributeError,
@@ -69,11 +69,11 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
     ) as error:
         raise _unloadable(error, source, label, remedy) from None
     # With output_loading_info, a report is returned with the model.
-    loaded = found[0] if isinstance(found, tuple) else found
+    loaded = result[0] if isinstance(result, tuple) else result
     if getattr(loaded, "_hf_peft_config_loaded", False):
         raise _holds_adapter(source, label)
     check_finite(loaded, f"{label} '{source}'")
-    return found
+    return result
 
 
 def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **options: Any) -> Any:
@@ -92,19 +92,19 @@ def load_adapter_config(folder: Path) -> Any:
     another kind of adapter."""
     from peft import LoraConfig
 
-    about = read_json(folder / ADAPTER_CONFIG)
-    check_patterns(about)
-    if about.get("megatron_config"):
+    settings = read_json(folder / ADAPTER_CONFIG)
+    check_patterns(settings)
+    if settings.get("megatron_config"):
         raise ValueError(f"{ADAPTER_CONFIG} names a module to import (megatron_core)")
     return LoraConfig.from_pretrained(str(folder))
 
 
-def check_patterns(about: Mapping[str, Any]) -> None:
+def check_patterns(settings: Mapping[str, Any]) -> None:
     """Check that layer names in peft's settings are plain names: peft uses them as regular expressions, which could
     match for hours. Raises ValueError if a name is a regular expression with a repetition, a group or an alternative,
     or not text."""
     for setting in _PATTERNS:
-        value = about.get(setting) or ()
+        value = settings.get(setting) or ()
         if not isinstance(value, str | list | tuple | set | dict):
             raise ValueError(f"{setting} is {str(value)[:60]!r}, no name and no list of names")
         for name in [value] if isinstance(value, str) else value:
@@ -174,8 +174,8 @@ def _check_component(folder: Path) -> None:
 
 def _check_kernels(folder: Path, label: str) -> None:
     config = folder / "config.json"
-    about = read_json(config) if config.is_file() else {}
-    parts = [about, *(part for part in about.values() if isinstance(part, dict))]
+    fields = read_json(config) if config.is_file() else {}
+    parts = [fields, *(part for part in fields.values() if isinstance(part, dict))]
     for named in (part.get(key) for part in parts for key in _ATTENTION):
         if "/" in str(named):
             raise _needs_code(folder, f"its config.json takes attention from '{named}'", label)
@@ -183,8 +183,8 @@ def _check_kernels(folder: Path, label: str) -> None:
 
 def _trust(loader: Any) -> dict[str, bool]:
     """Return the argument that forbids running a folder's code, for the classes that take it."""
-    made = [kind.__name__ for kind in getattr(loader, "__mro__", ())]
-    takes = loader.__name__.startswith("Auto") or {"ProcessorMixin", "DiffusionPipeline"} & set(made)
+    names = [kind.__name__ for kind in getattr(loader, "__mro__", ())]
+    takes = loader.__name__.startswith("Auto") or {"ProcessorMixin", "DiffusionPipeline"} & set(names)
     return {"trust_remote_code": False} if takes else {}
 
 
@@ -197,9 +197,9 @@ def _unloadable(error: Exception, source: str | Path, label: str, remedy: str) -
     return ConfigError(f"{label} '{source}' cannot be loaded: {' '.join(reason.split())[:500].rstrip('.')}. {remedy}")
 
 
-def _needs_code(source: str | Path, found: str, label: str) -> ConfigError:
+def _needs_code(source: str | Path, reason: str, label: str) -> ConfigError:
     return ConfigError(
-        f"{label} '{source}' needs code of its own: {found}. No code of a model is ever run, as it could do anything. "
+        f"{label} '{source}' needs code of its own: {reason}. No code of a model is ever run, as it could do anything. "
         "Choose a model whose classes are those of transformers or diffusers, or save it with such classes."
     )
 

@@ -12,19 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from configs.errors import ConfigError
-from configs.extras import require_extra
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.extras import require_extra
+from flowmill.models.library_loading import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Inputs that share a scale: of ``models.weights.int4``, which needs torchao, and of bitsandbytes.
+#: Inputs that share a scale: of ``flowmill.models.weights.int4``, which needs torchao, and of bitsandbytes.
 _GROUP, _BLOCK = 64, 64
 #: Bytes of a (O, I) weight whose numbers have ``number`` bytes before, as do the scales of int4; others have four, and
 #: int8 a zero point.
@@ -39,6 +41,10 @@ _BYTES: Mapping[str, Callable[[int, int, int], int]] = {
 #: Bytes of a number while it is dequantized, in addition to the result.
 _FURTHER: Mapping[str, int] = {"int8": 4, "float8": 8, "int4": 5, "nf4": 0}
 
+_UNTRAINABLE = (
+    "The run trains all weights, and quantized ones cannot be trained. Set model.lora to train adapters, or take the "
+    "model that is not quantized."
+)
 #: The configs of both libraries that round as training does, as code.
 CODE: Mapping[str, str] = {
     "int8": "TorchAoConfig(torchao.quantization.Int8WeightOnlyConfig())",
@@ -66,16 +72,16 @@ def quantization_config(name: str, library: str, dtype: torch.dtype, device: tor
     """Return the config of diffusers or transformers that quantizes a model while it is loaded; raise ConfigError, see
     ``check_quantizer``."""
     check_quantizer(name, library, device.type)
-    made = import_module(library)
+    package = import_module(library)
     if name == "nf4":
-        return made.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+        return package.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     if name == "int4":
-        from models.weights.int4 import PackedInt4WeightConfig
+        from flowmill.models.weights.int4 import PackedInt4WeightConfig
 
-        return made.TorchAoConfig(PackedInt4WeightConfig())
+        return package.TorchAoConfig(PackedInt4WeightConfig())
     from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 
-    return made.TorchAoConfig(Int8WeightOnlyConfig() if name == "int8" else Float8WeightOnlyConfig())
+    return package.TorchAoConfig(Int8WeightOnlyConfig() if name == "int8" else Float8WeightOnlyConfig())
 
 
 def weight_bytes(module: nn.Module, quantizer: str | None, number: int) -> int:
@@ -108,6 +114,25 @@ def _shapes(module: Any, quantizer: str | None) -> list[tuple[int, int]]:
     return [] if quantizer is None else [(each.out_features, each.in_features) for each in layers]
 
 
+def check_stored_whole(folder: Path, parts: Iterable[str], *, label: str) -> None:
+    """Check that the models of a folder, to be trained with all weights, are not stored quantized; raise ConfigError.
+    ``parts``: names of components; one without a folder of its own is the folder itself."""
+    for part in parts:
+        file = folder / part / "config.json"
+        config = read_json(file if file.is_file() else folder / "config.json").get("quantization_config")
+        if config:
+            raise ConfigError(
+                f"{label} '{folder}' is stored quantized (quantization_config {config.get('quant_method')!r} in its "
+                f"config.json). {_UNTRAINABLE}"
+            )
+
+
+def check_trains(name: str, parameter: Tensor) -> None:
+    """Check that a loaded weight can have a gradient; raise ConfigError."""
+    if is_quantized(parameter) or not parameter.is_floating_point():
+        raise ConfigError(f"The model is stored quantized ('{name}' is {parameter.dtype}). {_UNTRAINABLE}")
+
+
 def is_quantized(weight: Any) -> bool:
     """Return whether a weight is one of torchao or bitsandbytes."""
     return hasattr(weight, "quant_state") or any(kind.__module__.startswith("torchao") for kind in type(weight).__mro__)
@@ -127,15 +152,15 @@ def compute_dequantized(modules: Iterable[nn.Module], quantizer: str) -> None:
     none."""
     modules = list(modules)
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
-    found = [layer for layer in layers if is_quantized(layer.weight)]
-    if modules and not found:
+    quantized = [layer for layer in layers if is_quantized(layer.weight)]
+    if modules and not quantized:
         why = f", of which 'int4' needs a multiple of {_GROUP}" if quantizer == "int4" else ""
         most = max((layer.in_features for layer in layers), default=0)
         raise ConfigError(
             f"model.quantize is '{quantizer}', but no layer of the {type(modules[0]).__name__} was quantized: its "
             f"linear layers have up to {most} inputs{why}, or its model.policy does not read the setting. Remove it."
         )
-    for layer in found:
+    for layer in quantized:
         vars(layer)["forward"] = partial(_forward, layer)
 
 
@@ -147,7 +172,7 @@ def _forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 
 class _Dequantized(torch.autograd.Function):
-    """A linear layer with a frozen weight; only the quantized weight is kept for the backward pass."""
+    """A linear layer with a frozen weight; only the quantized weight is saved for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Any, bias: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from configs.errors import CorruptError
+from flowmill.configs.errors import CorruptError
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -22,9 +22,9 @@ def canonical_header(path: Path) -> None:
     file is no safetensors file.
     """
     with path.open("r+b") as file:
-        found = file.read(_read_length(file.read(_LENGTH.size), path))
-        header = _canonical(found)
-        if len(header) == len(found):
+        stored = file.read(_read_length(file.read(_LENGTH.size), path))
+        header = _canonical(stored)
+        if len(header) == len(stored):
             # The usual case: only the order differs, and the tensors stay in place.
             file.seek(_LENGTH.size)
             file.write(header)

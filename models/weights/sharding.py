@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from models.weights.lora import within
+from flowmill.models.weights.lora import within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,30 +72,12 @@ class Sharding:
                 part.set_force_sum_reduction_for_comms(True)
                 part.set_gradient_divide_factor(1.0)
 
-    def shard_layers(self, module: nn.Module) -> None:
-        """Shard a frozen module over the ranks in place; each layer is a separate unit, whole only while it computes.
-        Weights outside of layers stay whole on every rank and its device, so that methods of the module other than its
-        forward work as before."""
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in layers(module):
-            fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
-
-
-def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules with parameters in the outermost lists of more than one module."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList) and len(child) > 1:
-            yield from (layer for layer in child if any(True for _ in layer.parameters()))
-        else:
-            yield from layers(child)
-
 
 def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
     """Yield the blocks of a denoiser by attribute names: the members of lists, and other modules themselves."""
     for name in blocks:
-        held = dict(module.named_modules()).get(name)
-        yield from held if isinstance(held, nn.ModuleList) else () if held is None else (held,)
+        part = dict(module.named_modules()).get(name)
+        yield from part if isinstance(part, nn.ModuleList) else () if part is None else (part,)
 
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
@@ -151,18 +133,18 @@ def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
 @torch.no_grad()
 def between(start: Tensor, end: Tensor, weight: float) -> Tensor:
     """Return start + weight * (end - start) of equally sharded tensors, sharded like them."""
-    made = torch.empty_like(start)
-    torch.lerp(local(start), local(end), weight, out=local(made))
-    return made
+    result = torch.empty_like(start)
+    torch.lerp(local(start), local(end), weight, out=local(result))
+    return result
 
 
 @torch.no_grad()
 def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
     """Exchange the contents of equally sharded tensors."""
     for one, other in zip(left, right, strict=True):
-        kept = local(one).clone()
+        original = local(one).clone()
         local(one).copy_(local(other))
-        local(other).copy_(kept)
+        local(other).copy_(original)
 
 
 def number(tensor: Tensor) -> float:

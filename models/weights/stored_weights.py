@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from configs.errors import ConfigError, CorruptError
-from models.library_loading import read_weight_index
-from models.weights.finite import check_tensors
+from flowmill.configs.errors import ConfigError, CorruptError
+from flowmill.models.library_loading import read_weight_index
+from flowmill.models.weights.finite import check_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class StoredWeights:
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in; raise
         ConfigError if the files lack a weight, or hold one that is not finite."""
-        from models.weights.tensor_files import TensorFiles
+        from flowmill.models.weights.tensor_files import TensorFiles
 
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
@@ -70,16 +70,16 @@ class StoredWeights:
     @torch.no_grad()
     def give(self, module: nn.Module, device: torch.device) -> None:
         """Load the weights of a module created empty, or this rank's part if it is sharded; adapters have theirs."""
-        found = {name: _allocate(p, device) for name, p in module.named_parameters() if p.is_meta}
+        parameters = {name: _allocate(p, device) for name, p in module.named_parameters() if p.is_meta}
         stored = {name: tensor for name, tensor in module.state_dict().items() if not tensor.is_meta}
         buffers = {name: tensor for name, tensor in stored.items() if name in self.dtypes}
-        self.read({stored_name(name): tensor for name, tensor in (found | buffers).items()})
-        module.load_state_dict(found, strict=False, assign=True)
+        self.read({stored_name(name): tensor for name, tensor in (parameters | buffers).items()})
+        module.load_state_dict(parameters, strict=False, assign=True)
 
 
 def _file_names(module: Any, own: Mapping[str, Any], files: Sequence[Path]) -> dict[str, str]:
     """Return names in files by names in a model of transformers, which renames weights of some classes."""
-    from models.weights.tensor_files import TensorFiles
+    from flowmill.models.weights.tensor_files import TensorFiles
 
     stored = TensorFiles(files).shapes if hasattr(module, "base_model_prefix") else own
     if set(own) <= set(stored):
@@ -104,9 +104,9 @@ def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
             module = make()
     finally:
         torch.set_default_dtype(usual)
-    kept: Any = getattr(module, "_keep_in_fp32_modules", None) or ()
+    float32_names: Any = getattr(module, "_keep_in_fp32_modules", None) or ()
     for key, tensor in module.state_dict().items():
-        kind = torch.float32 if any(word in key.split(".") for word in kept) else dtype
+        kind = torch.float32 if any(word in key.split(".") for word in float32_names) else dtype
         if tensor.is_floating_point() and tensor.dtype != kind:
             path, _, name = key.rpartition(".")
             part, cast = module.get_submodule(path), tensor.to(kind)
@@ -148,11 +148,11 @@ def check_variants(folder: Path, components: Sequence[str]) -> None:
     """Check that no component has only weights of a variant, such as ``model.fp16.safetensors``; raise ConfigError."""
     for component in components:
         names = [file.name for file in sorted((folder / component).glob("*.safetensors"))]
-        found = [
+        matches = [
             re.fullmatch(r"(?:diffusion_pytorch_model|model)\.([^.]+?)(-\d+-of-\d+)?\.safetensors", n) for n in names
         ]
-        variants = {match[1] for match in found if match}
-        if names and len(variants) == 1 and all(found):
+        variants = {match[1] for match in matches if match}
+        if names and len(variants) == 1 and all(matches):
             (variant,) = variants
             raise ConfigError(
                 f"model.path: '{folder / component}' has weights of the variant '{variant}' only ({names[0]}), which "

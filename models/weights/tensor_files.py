@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from configs.errors import CorruptError
-from models.weights.coverage import check_covered
-from models.weights.safetensors_header import canonical_header
+from flowmill.configs.errors import CorruptError
+from flowmill.models.weights.coverage import check_covered
+from flowmill.models.weights.safetensors_header import canonical_header
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,11 +70,11 @@ class TensorFiles:
                     f"'{self._folder}' has '{name}' of {dtype} and shape {tuple(size)}, where {tensor.dtype} and "
                     f"{tuple(tensor.shape)} are read. It belongs to another model."
                 )
-        wanted = {self._stored[name][0]: tensor.detach() for name, tensor in targets.items()}
+        by_key = {self._stored[name][0]: tensor.detach() for name, tensor in targets.items()}
         with warnings.catch_warnings():
             # Every rank reads for itself, so torch warns of a program with one process.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(wanted, storage_reader=self._reader, no_dist=True)
+            load(by_key, storage_reader=self._reader, no_dist=True)
 
 
 def _read_headers(files: Sequence[Path]) -> _Reader:
@@ -127,14 +127,14 @@ def finish_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> Non
 def _together(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> tuple[dict[str, Tensor], Any]:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = ((f"{file}{_IN}{name}", value) for file, tensors in files.items() for name, value in tensors.items())
-    # Headers list tensors in the given order, which changes after a checkpoint was read.
+    # Headers list tensors in the order passed, which changes after a checkpoint was read.
     named = dict(sorted(pairs, key=lambda pair: pair[0]))
     numbers = {key: list(files).index(key.partition(_IN)[0]) + 1 for key in named}
     return named, HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Reads given files instead of all files of one folder."""
+    """Reads some files instead of all files of one folder."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(str(files[0].parent))

@@ -1,7 +1,7 @@
 """Transient optimizer checkpoints of a policy during training.
 
 They live in the unfinished policy artifact and are committed like shards: first the files, possibly of several
-processes, then a record that names them. The newest two are kept until the policy is complete.
+processes, then a record that names them. The newest two stay until the policy is complete.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.errors import CorruptError
-from configs.fingerprint import fingerprint
-from storage import layout
-from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import Record
-from storage.backends.base import FileEntry
-from storage.backends.checksums import check_size
-from storage.layout import ArtifactRef
+from flowmill.configs.errors import CorruptError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.storage import layout
+from flowmill.storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import Record
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.backends.checksums import check_size
+from flowmill.storage.layout import ArtifactRef
 
-#: Number of kept checkpoints: one to resume from, and the one before it in case of damage.
-_KEPT = 2
+#: Number of retained checkpoints: one to resume from, and the one before it in case of damage.
+_RETAINED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +54,13 @@ def commit_checkpoint(
     files = publish(store.root, folder, lambda files: f"{top}/{name(files)}", company)
     if company.rank == 0:
         store.root.create(f"{top}/{name(files)}.json", Checkpoint(files=files).encoded())
-        for old in _committed(store, ref)[:-_KEPT]:
+        for old in _committed(store, ref)[:-_RETAINED]:
             store.root.remove(f"{top}/{old}.json")
             store.root.remove(f"{top}/{old}")
 
 
 def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path] | None:
-    """Return (updates done, local folder) of the newest checkpoint, or None.
-
-    Raises:
-        CorruptError: the content of the checkpoint differs from its record.
-    """
+    """Return (updates done, local folder) of the newest checkpoint, or None."""
     names = _committed(store, ref)
     if not names:
         return None

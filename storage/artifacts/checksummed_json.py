@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from configs.errors import CorruptError
+from flowmill.configs.errors import CorruptError
 
 #: Keys that sealing adds; one without the other indicates damage.
 _CHECKSUM, _FORMAT = "checksum", "format"
@@ -37,9 +37,6 @@ def unseal(data: bytes, where: str, before: Collection[str] = ()) -> dict[str, A
         data: the stored bytes.
         where: their path.
         before: keys of such an object in versions without checksums; none if those did not write it.
-
-    Raises:
-        CorruptError: the object differs from its checksum, or lacks it.
     """
     try:
         value = json.loads(data)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from configs.errors import StoreError
-from storage.backends.base import FileEntry, Root
-from storage.backends.checksums import describe_file
-from storage.layout import part_folder
+from flowmill.configs.errors import StoreError
+from flowmill.storage.backends.base import FileEntry, Root
+from flowmill.storage.backends.checksums import describe_file
+from flowmill.storage.layout import part_folder
 
 
 class ProcessGroup(Protocol):
@@ -45,22 +45,22 @@ def publish(
     folder: Path,
     place: Callable[[Sequence[FileEntry]], str],
     company: ProcessGroup,
-    known: Sequence[FileEntry] = (),
+    hashed: Sequence[FileEntry] = (),
 ) -> tuple[FileEntry, ...]:
     """Publish a folder with the parts of all processes; all must call this together.
 
     Args:
         root: target root.
         folder: this process's files.
-        place: returns the target path, given the files of all processes.
+        place: returns the target path, from the files of all processes.
         company: the process group.
-        known: entries of files whose checksums were computed while they were written.
+        hashed: entries of files whose checksums were computed while they were written.
 
     Returns:
         All files sorted by name, once all are published.
     """
     files = tuple(
-        sorted((file for each in company.gather(describe(folder, known)) for file in each), key=lambda f: f.name)
+        sorted((file for each in company.gather(describe(folder, hashed)) for file in each), key=lambda f: f.name)
     )
     path, part = place(files), part_folder(company.rank)
     if company.rank == 0:
@@ -72,17 +72,13 @@ def publish(
     return files
 
 
-def describe(folder: Path, known: Sequence[FileEntry] = ()) -> list[FileEntry]:
-    """Return the entries of all files below a folder, sorted by name; known files are not read.
-
-    Raises:
-        StoreError: the size of a known file differs from the bytes written to it.
-    """
-    given = {entry.name: entry for entry in known}
+def describe(folder: Path, hashed: Sequence[FileEntry] = ()) -> list[FileEntry]:
+    """Return the entries of all files below a folder, sorted by name; hashed files are not read."""
+    by_name = {entry.name: entry for entry in hashed}
     entries = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        entry = given.get(name) or describe_file(path, name)
+        entry = by_name.get(name) or describe_file(path, name)
         if (size := path.stat().st_size) != entry.size:
             raise StoreError(f"{path} has {size} bytes, but {entry.size} were written to it. Check the disk.")
         entries.append(entry)

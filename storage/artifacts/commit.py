@@ -17,20 +17,20 @@ from typing import Any
 
 import xxhash
 
-from configs.errors import CommitLostError, CorruptError, NotCommittedError, StoreError
-from configs.fingerprint import canonical_json
-from configs.schema import StoreSection
-from storage import layout
-from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
-from storage.artifacts.records import Manifest, RemovalNote, ShardRecord
-from storage.artifacts.remedies import remedy
-from storage.artifacts.row_digest import joined
-from storage.artifacts.shard_files import ShardFiles
-from storage.backends import open_backend
-from storage.backends.base import FileEntry, Root
-from storage.backends.checksums import REMEDY
-from storage.backends.disk_errors import named_disk
-from storage.layout import ArtifactRef
+from flowmill.configs.errors import CommitLostError, CorruptError, NotCommittedError, StoreError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.schema import StoreSection
+from flowmill.storage import layout
+from flowmill.storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
+from flowmill.storage.artifacts.records import Manifest, RemovalNote, ShardRecord
+from flowmill.storage.artifacts.remedies import remedy
+from flowmill.storage.artifacts.row_digest import joined
+from flowmill.storage.artifacts.shard_files import ShardFiles
+from flowmill.storage.backends import open_backend
+from flowmill.storage.backends.base import FileEntry, Root
+from flowmill.storage.backends.checksums import REMEDY
+from flowmill.storage.backends.disk_errors import named_disk
+from flowmill.storage.layout import ArtifactRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,6 @@ class ArtifactStore:
         Args:
             root: a Root, the store section of a config, or the URI of a root.
             remembers: cache manifests and records, for readers that visit many of them repeatedly and remove none.
-
-        Raises:
-            StoreError: the root cannot be used.
         """
         section = StoreSection(root=root) if isinstance(root, str) else root
         self._present: set[ArtifactRef] = set()
@@ -64,11 +61,7 @@ class ArtifactStore:
         self.root: Root = open_backend(section) if isinstance(section, StoreSection) else section
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
-        """Return the manifest of a complete artifact, or None.
-
-        Raises:
-            CorruptError: the manifest cannot be read or belongs to another artifact.
-        """
+        """Return the manifest of a complete artifact, or None."""
         if ref in self._manifests:
             return self._manifests[ref]
         path = layout.manifest(ref)
@@ -84,24 +77,17 @@ class ArtifactStore:
         Args:
             refs: the artifacts; incomplete ones are skipped.
             records: also read the records of their shards.
-
-        Raises:
-            CorruptError: a manifest or record cannot be read, or belongs elsewhere.
         """
         unknown = [ref for ref in refs if ref not in self._manifests] if self._remembers else []
         for ref, data in zip(unknown, self.root.read_many([layout.manifest(ref) for ref in unknown]), strict=True):
             if data is not None:
                 self._manifests[ref] = Manifest.decode(data, layout.manifest(ref))
         if records:
-            named = [(ref, shard) for ref, made in self._manifests.items() for shard, _, _ in made.shards]
+            named = [(ref, shard) for ref, manifest in self._manifests.items() for shard, _, _ in manifest.shards]
             self._records |= self._read_records([each for each in named if each not in self._records])
 
     def require(self, ref: ArtifactRef) -> Manifest:
-        """Return the manifest of an artifact that must be complete.
-
-        Raises:
-            NotCommittedError: the artifact is not complete.
-        """
+        """Return the manifest of an artifact that must be complete."""
         manifest = self.manifest(ref)
         if manifest is None:
             state = "is not complete" if self.root.list(ref.path) else "does not exist"
@@ -117,25 +103,20 @@ class ArtifactStore:
         return self.recorded(ref, self.committed(ref))
 
     def recorded(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord]:
-        """Return the records of the committed ones of the given shards, without listing the store."""
+        """Return the records of the committed ones of the named shards, without listing the store."""
         return [record for record in self._recorded(ref, shards) if record is not None]
 
     def shards(self, ref: ArtifactRef) -> list[ShardRecord]:
-        """Return exactly the records that the manifest of a complete artifact names.
-
-        Raises:
-            NotCommittedError: the artifact is not complete.
-            CorruptError: a record is missing, or its content digest differs from the manifest.
-        """
+        """Return exactly the records that the manifest of a complete artifact names."""
         manifest = self.require(ref)
-        found = self._recorded(ref, [shard for shard, _, _ in manifest.shards])
-        for (shard, digest, _), record in zip(manifest.shards, found, strict=True):
+        records = self._recorded(ref, [shard for shard, _, _ in manifest.shards])
+        for (shard, digest, _), record in zip(manifest.shards, records, strict=True):
             if record is None or record.digest != digest:
                 state = "is missing" if record is None else f"describes content {record.digest[:12]}"
                 raise CorruptError(
                     f"{layout.record(ref, shard)} {state}; the manifest names it with content {digest[:12]}. {REMEDY}"
                 )
-        return [record for record in found if record is not None]
+        return [record for record in records if record is not None]
 
     def committed(self, ref: ArtifactRef) -> list[str]:
         """Return the sorted names of all committed shards, without reading records."""
@@ -159,7 +140,7 @@ class ArtifactStore:
         summary: Mapping[str, Any] | None = None,
         producer: Mapping[str, Any] | None = None,
         company: ProcessGroup | None = None,
-        known: Sequence[FileEntry] = (),
+        hashed: Sequence[FileEntry] = (),
         content: str = "",
     ) -> ShardRecord:
         """Publish a folder of finished files as one shard and create its record.
@@ -169,19 +150,16 @@ class ArtifactStore:
             shard: name of the shard.
             folder: the files.
             rows: number of rows in them.
-            summary: figures about the content.
+            summary: figures of the content.
             producer: writer and timings.
             company: processes that wrote the shard together; the others call ``contribute``.
-            known: entries of files whose checksums were computed while they were written; they are not read again.
+            hashed: entries of files whose checksums were computed while they were written; they are not read again.
             content: digest of the rows, independent of shards.
 
         Returns:
             The valid record: this one, or an equal one that another writer created first.
-
-        Raises:
-            CommitLostError: another writer committed different content for this shard.
         """
-        files = self._publish(ref, shard, folder, company or SingleProcess(), known)
+        files = self._publish(ref, shard, folder, company or SingleProcess(), hashed)
         digest = _content(files)
         record = ShardRecord(
             shard=shard,
@@ -209,12 +187,8 @@ class ArtifactStore:
         Args:
             ref: the artifact.
             shard: name of its shard.
-            write: writes the files into an empty folder, and returns the number of rows and figures about them.
+            write: writes the files into an empty folder, and returns the number of rows and figures of them.
             origin: stage, stage_version, options and inputs of the manifest.
-
-        Raises:
-            CommitLostError: another writer committed different content.
-            StoreError: the disk is full or read-only.
         """
         manifest = self.manifest(ref)
         if manifest is not None:
@@ -235,11 +209,8 @@ class ArtifactStore:
         Args:
             ref: the artifact.
             shards: every planned shard, in order.
-            summary: figures about the whole content.
+            summary: figures of the whole content.
             origin: stage, stage_version, options and inputs of the manifest.
-
-        Raises:
-            NotCommittedError: a planned shard has no record.
         """
         records = self._recorded(ref, shards)
         missing = [shard for shard, record in zip(shards, records, strict=True) if record is None]
@@ -262,11 +233,7 @@ class ArtifactStore:
         return manifest
 
     def folder(self, ref: ArtifactRef, record: ShardRecord) -> Path:
-        """Return the local folder of a shard after checking sizes and, once per process, checksums.
-
-        Raises:
-            CorruptError: a file is missing, or has another size or content.
-        """
+        """Return the local folder of a shard after checking sizes and, once per process, checksums."""
         self._require_files(ref)
         path, folder = layout.shard_folder(ref, record.shard, record.digest), None
         for file in record.files:
@@ -276,11 +243,7 @@ class ArtifactStore:
         return folder
 
     def files(self, ref: ArtifactRef, record: ShardRecord) -> ShardFiles:
-        """Return the files of a shard for reading single files or ranges.
-
-        Raises:
-            NotCommittedError: the files were removed on purpose.
-        """
+        """Return the files of a shard for reading single files or ranges."""
         self._require_files(ref)
         return ShardFiles(self.root, layout.shard_folder(ref, record.shard, record.digest), record.files)
 
@@ -295,10 +258,10 @@ class ArtifactStore:
             return True
 
     def _publish(
-        self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup, known: Sequence[FileEntry] = ()
+        self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup, hashed: Sequence[FileEntry] = ()
     ) -> tuple[FileEntry, ...]:
         return publish(
-            self.root, folder, lambda files: layout.shard_folder(ref, shard, _content(files)), company, known
+            self.root, folder, lambda files: layout.shard_folder(ref, shard, _content(files)), company, hashed
         )
 
     def _require_files(self, ref: ArtifactRef) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from configs.errors import CorruptError, StoreError
-from storage import layout
-from storage.artifacts.checksummed_json import seal
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.mirrored_records import Loss, number_of
-from storage.artifacts.records import AT, content
-from storage.artifacts.remedies import remedy
-from storage.layout import ArtifactRef
+from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checksummed_json import seal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.mirrored_records import Loss, number_of
+from flowmill.storage.artifacts.records import AT, content
+from flowmill.storage.artifacts.remedies import remedy
+from flowmill.storage.layout import ArtifactRef
 
 _ARTIFACT = "artifact"
 #: Attempts to create a record under a free number.
@@ -19,17 +19,13 @@ _TRIES = 100
 
 
 def fits_of(store: ArtifactStore, name: str) -> dict[int, ArtifactRef]:
-    """Return the artifacts of the fits under a name by number, oldest first, finished or not.
-
-    Raises:
-        CorruptError: a record is damaged.
-    """
-    found = {number_of(path): _artifact(data, path) for path, data in _records(store, name)}
-    return dict(sorted(found.items()))
+    """Return the artifacts of the fits under a name by number, oldest first, finished or not."""
+    fits = {number_of(path): _artifact(data, path) for path, data in _records(store, name)}
+    return dict(sorted(fits.items()))
 
 
 def is_lost(store: ArtifactStore, ref: ArtifactRef) -> bool:
-    """Return whether the artifact that a fit names is not complete, and not being made either."""
+    """Return whether the artifact that a fit names is not complete, and not being created either."""
     parts = (layout.manifest(ref), layout.claim(ref))
     return all(store.root.read(path) is None for path in parts) and not store.root.list(layout.checkpoints(ref))
 
@@ -52,18 +48,14 @@ def damaged_fits(store: ArtifactStore) -> Iterator[tuple[Loss, ArtifactRef | Non
 
 
 def add_fit(store: ArtifactStore, name: str, ref: ArtifactRef) -> int:
-    """Make an artifact the newest fit under a name, unless it is, and claim it; return its number, from 1.
-
-    Raises:
-        StoreError: no record can be added.
-    """
+    """Make an artifact the newest fit under a name, unless it is, and claim it; return its number, from 1."""
     if store.manifest(ref) is None:
-        # An artifact that is being made has no files yet: the claim distinguishes it from a lost one.
+        # An artifact that is being created has no files yet: the claim distinguishes it from a lost one.
         store.root.create(layout.claim(ref), seal({_ARTIFACT: str(ref), "run": "", "sizes": {}}))
     for _ in range(_TRIES):
-        known = fits_of(store, name)
-        newest = max(known, default=0)
-        if known and known[newest] == ref:
+        fits = fits_of(store, name)
+        newest = max(fits, default=0)
+        if fits and fits[newest] == ref:
             return newest
         path = layout.fit(name, newest + 1)
         if store.root.create(path, seal({_ARTIFACT: str(ref), AT: path})):

@@ -1,6 +1,6 @@
 """Runs: their first record, later configs, and the artifacts of each stage of each epoch.
 
-Lineage records are small create-once objects that form a log; ``tasks.runs.chain`` derives the current ones.
+Lineage records are small create-once objects that form a log; ``flowmill.tasks.runs.chain`` derives the current ones.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.errors import CorruptError, StoreError
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.mirrored_records import Loss, losses, number_of, write
-from storage.artifacts.records import Artifact, Record, content
-from storage.layout import ArtifactRef
-from storage.names import part
+from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.mirrored_records import Loss, losses, number_of, write
+from flowmill.storage.artifacts.records import Artifact, Record, content
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.names import part
 
 #: Attempts to create a record under a free number.
 _TRIES = 100
+#: Version of the first record of a run. 3: the algorithm 'kto' is KTO; before, it was what is 'apo_zero' now.
+RUN_VERSION = 3
 #: Series of the records that name the artifacts of a run's preferences.
 PREFERENCES = "preferences"
+#: Series of the answers of raters.
+RATINGS = "ratings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry(Record):
-    """One stage of one epoch and the artifact it made."""
+    """One stage of one epoch and its artifact."""
 
     noun = "a lineage record"
 
@@ -39,7 +43,7 @@ class LineageEntry(Record):
     artifact: Artifact
     """``kind/id`` of the artifact."""
     forced: bool = False
-    """True when --force made a new attempt although the work was committed."""
+    """True when --force started a new attempt although the work was committed."""
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -60,11 +64,7 @@ class RunFolder:
     """The records of one run."""
 
     def __init__(self, store: ArtifactStore, name: str) -> None:
-        """Bind to a run, which need not exist yet.
-
-        Raises:
-            StoreError: the name is invalid.
-        """
+        """Bind to a run, which need not exist yet."""
         self.store = store
         try:
             self.name = part(name)
@@ -72,7 +72,7 @@ class RunFolder:
             raise StoreError(f"There is no run '{name}': {error}.") from None
         self._entries: dict[str, LineageEntry] | None = None
         self._keyed: dict[tuple[int, str, str], list[LineageEntry]] | None = None
-        self._known: dict[str, bytes] = {}
+        self._contents: dict[str, bytes] = {}
 
     @property
     def lock_path(self) -> str:
@@ -83,7 +83,10 @@ class RunFolder:
         """Return the run's first record (config and identity) or its copy, or None when there is neither."""
         path = layout.run_record(self.name)
         data = self.store.root.read(path) or self.store.root.read(layout.copy_of(path))
-        return None if data is None else content(data, path)
+        record = None if data is None else content(data, path)
+        if record is None or "config" not in record:
+            return record
+        return {**record, "config": _as_now(record["config"], record)}
 
     def create(self, record: Mapping[str, Any]) -> bool:
         """Write the run's first record; False when the run exists."""
@@ -99,20 +102,16 @@ class RunFolder:
         loaded = self._loaded()
         return [loaded[name] for name in sorted(loaded, key=lambda name: (*_stem(name), number_of(name)))]
 
-    def made(self, epoch: int, stage: str, slot: str = "") -> list[LineageEntry]:
-        """Return every record of a stage, oldest first; ``tasks.runs.chain`` derives the current one."""
+    def entries_of(self, epoch: int, stage: str, slot: str = "") -> list[LineageEntry]:
+        """Return every record of a stage, oldest first; ``flowmill.tasks.runs.chain`` derives the current one."""
         return self._by_key().get((epoch, stage, slot), [])
 
     def append(self, entry: LineageEntry) -> None:
-        """Write an entry as the newest of its stage, unless it already is.
-
-        Raises:
-            StoreError: no record can be added.
-        """
+        """Write an entry as the newest of its stage, unless it already is."""
         number = 0
         for _ in range(_TRIES):
-            made = self.made(*entry.key)
-            if made and made[-1].artifact == entry.artifact:
+            entries = self.entries_of(*entry.key)
+            if entries and entries[-1].artifact == entry.artifact:
                 return
             # The number follows the highest one: the number of a lost record is not reused.
             number = max(number, self._last(entry.key)) + 1
@@ -125,11 +124,7 @@ class RunFolder:
         raise _unwritten(layout.lineage(self.name))
 
     def add(self, series: str, data: Mapping[str, Any]) -> None:
-        """Write data as the newest of a series of records (``configs``, ``tracking``), unless it already is.
-
-        Raises:
-            StoreError: no record can be added.
-        """
+        """Write data as the newest of a series of records (``configs``, ``tracking``), unless it already is."""
         number = 0
         for _ in range(_TRIES):
             if self.newest(series) == dict(data):
@@ -147,22 +142,30 @@ class RunFolder:
     def series(self, series: str) -> dict[str, bytes]:
         """Return the bytes of all records of a series by path, in order; each record is read once."""
         paths = [f"{layout.run(self.name)}/{series}/{name}" for name in self._series(series)]
-        unknown = [path for path in paths if path not in self._known]
+        unknown = [path for path in paths if path not in self._contents]
         read = zip(unknown, self.store.root.read_many(unknown), strict=True)
-        self._known |= {path: data for path, data in read if data is not None}
-        return {path: self._known[path] for path in paths if path in self._known}
+        self._contents |= {path: data for path, data in read if data is not None}
+        return {path: self._contents[path] for path in paths if path in self._contents}
 
     def named(self) -> list[ArtifactRef]:
-        """Return the artifacts that the run's records name: those of its lineage, and its preferences."""
+        """Return the artifacts that the run's records name: of its lineage, its preferences, and the rated samples."""
         recorded = [content(data, path)["artifact"] for path, data in self.series(PREFERENCES).items()]
-        return [*(entry.ref for entry in self.entries()), *map(ArtifactRef.parse, recorded)]
+        return [*(entry.ref for entry in self.entries()), *map(ArtifactRef.parse, recorded), *self.rated()]
+
+    def rated(self) -> list[ArtifactRef]:
+        """Return the artifacts whose samples people rated, possibly of other runs.
+
+        Those of withdrawn answers count, as earlier preferences may hold them.
+        """
+        answers = [content(data, path) for path, data in self.series(RATINGS).items()]
+        named = [answer[f"{side}_artifact"] for answer in answers for side in ("first", "second")]
+        return [ArtifactRef.parse(artifact) for artifact in dict.fromkeys(named)]
 
     def config(self) -> dict[str, Any] | None:
         """Return the config of the run's last start, or None when the run does not exist."""
-        newest = self.newest("configs")
+        newest, first = self.newest("configs"), self.describe()
         if newest is not None:
-            return newest
-        first = self.describe()
+            return newest if first is None else _as_now(newest, first)
         return None if first is None else dict(first["config"])
 
     def refresh(self) -> None:
@@ -195,12 +198,20 @@ class RunFolder:
         if self._entries is None:
             folder = layout.lineage(self.name)
             names = [name for name in self.store.root.list(folder) if name.endswith(".json")]
-            found = self.store.root.read_many([f"{folder}/{name}" for name in names])
+            contents = self.store.root.read_many([f"{folder}/{name}" for name in names])
             self._entries = {
                 name: LineageEntry.decode(data or b"", f"{folder}/{name}")
-                for name, data in zip(names, found, strict=True)
+                for name, data in zip(names, contents, strict=True)
             }
         return self._entries
+
+
+def _as_now(config: dict[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a run with the present names of its components; the run's first record has the old ones."""
+    optimize = config.get("optimize") or {}
+    if first.get("schema_version", 0) >= 3 or (optimize.get("algorithm") or {}).get("name") != "kto":
+        return config
+    return {**config, "optimize": {**optimize, "algorithm": {**optimize["algorithm"], "name": "apo_zero"}}}
 
 
 def _stem(name: str) -> tuple[str, ...]:
@@ -216,34 +227,36 @@ def _unwritten(folder: str) -> StoreError:
 
 def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
     """Return the bytes of all records of a run and their copies by path; the first record comes last."""
-    found: dict[str, bytes] = {}
+    records: dict[str, bytes] = {}
     for top in (layout.copies(name), layout.run(name)):
         paths = [f"{top}/{file}" for file in store.root.files(top)]
         paths = [path for path in paths if layout.is_record(path, top)]
-        found |= {path: data for path, data in zip(paths, store.root.read_many(paths), strict=True) if data is not None}
-    return found
+        records |= {
+            path: data for path, data in zip(paths, store.root.read_many(paths), strict=True) if data is not None
+        }
+    return records
 
 
 def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
     """Return the readable lineage records of a run; ``damaged_records`` returns the others."""
-    folder, found = layout.lineage(name), []
+    folder, entries = layout.lineage(name), []
     paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
     for path, data in zip(paths, store.root.read_many(paths), strict=True):
         with suppress(CorruptError):
-            found.append(LineageEntry.decode(data or b"", path))
-    return found
+            entries.append(LineageEntry.decode(data or b"", path))
+    return entries
 
 
 def damaged_records(store: ArtifactStore) -> list[Loss]:
     """Return all lost, damaged or misplaced records of runs."""
-    found = []
+    damaged = []
     for name in list_runs(store):
         lost = losses(store.root, name)
-        found += [*lost, *_misplaced(store, name, {loss.path for loss in lost})]
-    return found
+        damaged += [*lost, *_misplaced(store, name, {loss.path for loss in lost})]
+    return damaged
 
 
-def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Iterator[Loss]:
+def _misplaced(store: ArtifactStore, name: str, lost: Collection[str]) -> Iterator[Loss]:
     """Yield problems of lineage records: malformed ones, and duplicates."""
     folder = layout.lineage(name)
     paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
@@ -251,7 +264,7 @@ def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Itera
     for path, data in sorted(
         zip(paths, store.root.read_many(paths), strict=True), key=lambda each: (_stem(each[0]), number_of(each[0]))
     ):
-        if path in known or data is None:
+        if path in lost or data is None:
             continue
         try:
             entry = LineageEntry.decode(data, path)
@@ -265,14 +278,10 @@ def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Itera
 
 @contextmanager
 def at_rest(store: ArtifactStore) -> Iterator[None]:
-    """Lock all runs of a store inside the context, so that no artifact that a run reads or makes is removed.
-
-    Raises:
-        RunConflictError: a run is being executed.
-    """
-    with ExitStack() as held:
+    """Lock all runs of a store inside the context, so that no artifact that a run reads or makes is removed."""
+    with ExitStack() as locks:
         for name in list_runs(store):
-            held.enter_context(store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"))
+            locks.enter_context(store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"))
         yield
 
 

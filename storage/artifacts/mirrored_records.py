@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.errors import CorruptError
-from storage import layout
-from storage.artifacts.checksummed_json import seal, unseal
-from storage.artifacts.records import AT, content
-from storage.backends.base import Root
-from storage.layout import QUARANTINE
+from flowmill.configs.errors import CorruptError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checksummed_json import seal, unseal
+from flowmill.storage.artifacts.records import AT, content
+from flowmill.storage.backends.base import Root
+from flowmill.storage.layout import QUARANTINE
 
 #: Seconds within which the writer of a copy also writes the record.
 _UNDER_WAY_S = 0.5
@@ -65,20 +65,20 @@ def losses(root: Root, run: str) -> list[Loss]:
     if missing:
         time.sleep(_UNDER_WAY_S)
         records |= {path: data for path, data in zip(missing, root.read_many(missing), strict=True) if data is not None}
-    found = [
+    damaged = [
         loss for path in sorted({*records, *copies}) for loss in _compare(path, records.get(path), copies.get(path))
     ]
-    known = {*records, *copies}
+    present = {*records, *copies}
     # Of other series only the newest record counts.
-    lost = [path for path in _lost(root, run, known) if path.split("/")[2] in _LOGS or not _has_newer(path, known)]
-    return [*found, *map(_gone, lost)]
+    lost = [path for path in _lost(root, run, present) if path.split("/")[2] in _LOGS or not _has_newer(path, present)]
+    return [*damaged, *map(_gone, lost)]
 
 
 def lost_newest(root: Root, run: str) -> list[str]:
     """Return the records that are lost with their copies and have no newer one in their series; none is read."""
     tops = (layout.run(run), layout.copies(run))
-    known = {layout.record_of(path) for top in tops for path in _paths(root, top)}
-    return [path for path in _lost(root, run, known) if not _has_newer(path, known)]
+    present = {layout.record_of(path) for top in tops for path in _paths(root, top)}
+    return [path for path in _lost(root, run, present) if not _has_newer(path, present)]
 
 
 def put_back(root: Root, path: str) -> dict[str, bytes]:
@@ -134,18 +134,18 @@ def _gone(path: str) -> Loss:
     )
 
 
-def _lost(root: Root, run: str, known: Collection[str]) -> list[str]:
-    """Return the missing records that must have existed, given those that are there or have a copy."""
-    return [*dict.fromkeys([*_gaps(run, known), *_set_aside(root, run, known)])]
+def _lost(root: Root, run: str, present: Collection[str]) -> list[str]:
+    """Return the missing records that must have existed; present are those that are there or have a copy."""
+    return [*dict.fromkeys([*_gaps(run, present), *_set_aside(root, run, present)])]
 
 
-def _gaps(run: str, known: Collection[str]) -> list[str]:
+def _gaps(run: str, present: Collection[str]) -> list[str]:
     """Return the missing records that must have existed: the first one of the run, and gaps in numbers."""
     first, series = layout.run_record(run), dict[str, dict[int, str]]()
-    for path in known:
+    for path in present:
         if number := number_of(path):
             series.setdefault(_stem(path), {})[number] = path
-    lost = [] if first in known else [first]
+    lost = [] if first in present else [first]
     for stem, paths in sorted(series.items()):
         width = len(paths[min(paths)]) - len(stem) - len(".json")
         # Bounded, so that a damaged file name cannot make the list arbitrarily long.
@@ -154,17 +154,17 @@ def _gaps(run: str, known: Collection[str]) -> list[str]:
     return lost
 
 
-def _set_aside(root: Root, run: str, known: Collection[str]) -> list[str]:
+def _set_aside(root: Root, run: str, present: Collection[str]) -> list[str]:
     """Return the records that were quarantined, or their copies, and were not written again."""
     top = f"{QUARANTINE}/{layout.run(run)}"
     names = [name.partition(".json")[0] + ".json" for name in root.files(top) if ".json" in name]
     paths = [layout.record_of(f"{layout.run(run)}/{name}") for name in names]
-    return [path for path in paths if path not in known]
+    return [path for path in paths if path not in present]
 
 
-def _has_newer(path: str, known: Collection[str]) -> bool:
+def _has_newer(path: str, present: Collection[str]) -> bool:
     """Return whether a newer record is in the series of a record."""
-    return any(_stem(each) == _stem(path) and number_of(each) > number_of(path) for each in known)
+    return any(_stem(each) == _stem(path) and number_of(each) > number_of(path) for each in present)
 
 
 def _stem(path: str) -> str:

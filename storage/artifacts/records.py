@@ -15,13 +15,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from configs.errors import CorruptError
-from configs.validation_messages import first_error
-from storage import layout
-from storage.artifacts.checksummed_json import REMEDY, seal, unseal
-from storage.backends.base import FileEntry
-from storage.layout import ArtifactRef
-from storage.names import Digest, Part
+from flowmill.configs.errors import CorruptError
+from flowmill.configs.validation_messages import first_error
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checksummed_json import REMEDY, seal, unseal
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.names import Digest, Part
 
 #: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself; since 4 the
 #: checksum of a file of several blocks is computed from theirs; 5 added a digest of the rows.
@@ -45,11 +45,7 @@ Artifact = Annotated[str, AfterValidator(lambda text: str(ArtifactRef.parse(text
 
 
 def content(data: bytes, where: str) -> dict[str, Any]:
-    """Return the content of the record at a path, given its bytes or those of its copy.
-
-    Raises:
-        CorruptError: the record is damaged, or belongs to another path.
-    """
+    """Return the content of the record at a path from its bytes or those of its copy."""
     name = "".join(where.split("/")[2:3]).partition("-")[0]
     value = unseal(data, where, _WITHOUT_CHECKSUM.get(name, ()))
     _check_place(where, value.pop(AT, where))
@@ -78,11 +74,7 @@ class Record(ABC):
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Self:
-        """Return the record in the bytes at a path, which may be that of another path.
-
-        Raises:
-            CorruptError: the record is damaged, or newer than this reader.
-        """
+        """Return the record in the bytes at a path, which may be that of another path."""
         value = content(data, where)
         version = value.get("schema_version", 0)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -97,11 +89,7 @@ class Record(ABC):
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
-        """Return the record at a path.
-
-        Raises:
-            CorruptError: the record is damaged, newer than this reader, or belongs to another path.
-        """
+        """Return the record at a path."""
         record = cls.parse(data, where)
         _check_place(where, record.place(where))
         return record
@@ -132,7 +120,7 @@ class ShardRecord(Record):
     files: tuple[FileEntry, ...]
     """The files, sorted by name."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Figures about the content, equal for equal content."""
+    """Figures of the content, equal for equal content."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Host, pid and timings of the writer, which may differ between equal shards."""
     artifact: Artifact = ""
@@ -158,7 +146,7 @@ class Manifest(Record):
     id: str
     """Artifact id."""
     stage: str
-    """Stage that made it."""
+    """Stage that created it."""
     stage_version: int
     """Version of the stage's semantics."""
     options: Mapping[str, Any]
@@ -174,7 +162,7 @@ class Manifest(Record):
     digest: str
     """Hash over the shards' digests: the content of the artifact."""
     summary: Mapping[str, Any]
-    """Figures about the whole content."""
+    """Figures of the whole content."""
     content: str = ""
     """Digest of all rows, independent of shards; empty if one shard has none."""
     schema_version: int = SCHEMA_VERSION
@@ -192,7 +180,7 @@ class RemovalNote(Record):
     noun = "a note of a removal"
 
     artifact: Artifact = ""
-    """``kind/id`` of the artifact; absent in version 0.1.0."""
+    """``kind/id`` of the artifact; absent before version 0.3.0."""
     removed: float
     """Seconds since 1970."""
     reason: str

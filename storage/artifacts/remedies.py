@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.layout import ArtifactRef
+from flowmill.storage.layout import ArtifactRef
 
 _OF_KIND = {
     "preferences": "'flowmill rate RUN' makes it of the answers of a run; 'flowmill store ls' lists those that exist.",

@@ -26,7 +26,7 @@ class Contents:
         """Add a row of JSON values and arrays, each by name."""
         row = xxhash.xxh3_128(json.dumps(plain, sort_keys=True, default=_number).encode())
         for name, array in sorted(arrays.items()):
-            row.update(_about(name, array.dtype.str, array.shape))
+            row.update(_description(name, array.dtype.str, array.shape))
             row.update(array.tobytes())
         self._sum = (self._sum + row.intdigest()) % _SPACE
 
@@ -47,7 +47,7 @@ def joined(parts: Sequence[str]) -> str:
 
 
 @lru_cache(4096)
-def _about(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+def _description(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return name, dtype and shape of an array as bytes, cached, as samples share few of them."""
     return json.dumps([name, dtype, shape]).encode()
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from configs.errors import CorruptError
-from storage.backends.base import Blob, FileEntry, Root
+from flowmill.configs.errors import CorruptError
+from flowmill.storage.backends.base import Blob, FileEntry, Root
 
 
 class Files(Protocol):
@@ -17,11 +17,7 @@ class Files(Protocol):
     """Their name in messages."""
 
     def blob(self, name: str) -> Blob:
-        """Open a file for reading in ranges.
-
-        Raises:
-            CorruptError: there is no file of this name, or its content differs from the commit.
-        """
+        """Open a file for reading in ranges."""
         ...
 
 
@@ -39,15 +35,11 @@ class ShardFiles:
         return self._root.blob(self.where, self._entry(name))
 
     def path(self, name: str) -> Path:
-        """Return a local path of a file.
-
-        Raises:
-            CorruptError: there is no file of this name, or its content differs from the commit.
-        """
+        """Return a local path of a file."""
         return self._root.fetch(self.where, self._entry(name))
 
     def _entry(self, name: str) -> FileEntry:
         if name not in self._entries:
-            held = ", ".join(self._entries) or "nothing"
-            raise CorruptError(f"{self.where} has no '{name}'; its commit record names {held}.")
+            names = ", ".join(self._entries) or "nothing"
+            raise CorruptError(f"{self.where} has no '{name}'; its commit record names {names}.")
         return self._entries[name]

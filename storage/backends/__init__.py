@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import StoreError
-from configs.registry import Table, resolve
-from configs.schema import StoreSection
-from storage.backends.base import Root
+from flowmill.configs.errors import StoreError
+from flowmill.configs.registry import Table, resolve
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.backends.base import Root
 
 ROOTS = Table(
     {
-        "file": "storage.backends.local:LocalBackend",
-        "s3": "storage.backends.s3:S3Backend",
+        "file": "flowmill.storage.backends.local:LocalBackend",
+        "s3": "flowmill.storage.backends.s3:S3Backend",
     },
-    like="storage.backends.base:Root",
+    like="flowmill.storage.backends.base:Root",
 )
 
 
@@ -27,17 +27,13 @@ def may_exist(section: StoreSection) -> bool:
 
 
 def open_backend(section: StoreSection) -> Root:
-    """Return the root that a config names, created if needed.
-
-    Raises:
-        StoreError: the scheme is unknown, or the location cannot be used.
-    """
+    """Return the root that a config names, created if needed."""
     if not section.root:
         raise StoreError("store.root is empty: it names nothing. Give a folder or s3://bucket/prefix.")
     scheme, separator, rest = section.root.partition("://")
     if not separator:
         scheme, rest = "file", section.root
     if scheme not in ROOTS:
-        known = ", ".join(f"{name}://" for name in ROOTS)
-        raise StoreError(f"store.root '{section.root}': there is no store for '{scheme}://'; there are {known}.")
+        schemes = ", ".join(f"{name}://" for name in ROOTS)
+        raise StoreError(f"store.root '{section.root}': there is no store for '{scheme}://'; there are {schemes}.")
     return resolve(ROOTS, scheme, label="store.root")(rest, section)  # type: ignore[no-any-return]

@@ -16,9 +16,9 @@ from typing import Annotated, Protocol
 
 from pydantic import ConfigDict, Field
 
-from storage.backends.process_tags import is_gone, tag
-from storage.layout import STAGING
-from storage.names import Digest, Inside
+from flowmill.storage.backends.process_tags import is_gone, tag
+from flowmill.storage.layout import STAGING
+from flowmill.storage.names import Digest, Inside
 
 #: Seconds after which a staging folder of any machine counts as abandoned.
 _STALE_S = 7 * 86400.0
@@ -72,11 +72,7 @@ class Blob(Protocol):
     size: int
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return the bytes of a range; read-only, a view of the file if possible.
-
-        Raises:
-            CorruptError: the range lies outside the file, or its content differs from the commit.
-        """
+        """Return the bytes of a range; read-only, a view of the file if possible."""
         ...
 
 
@@ -112,27 +108,15 @@ class Root(Protocol):
         ...
 
     def fetch(self, path: str, entry: FileEntry) -> Path:
-        """Return a local path of the committed file ``path``/``entry.name``, checked once per process.
-
-        Raises:
-            CorruptError: it is missing, truncated or changed.
-        """
+        """Return a local path of the committed file ``path``/``entry.name``, checked once per process."""
         ...
 
     def check(self, path: str, entry: FileEntry) -> None:
-        """Read the committed file ``path``/``entry.name`` again and compare every byte.
-
-        Raises:
-            CorruptError: it is missing, truncated or changed.
-        """
+        """Read the committed file ``path``/``entry.name`` again and compare every byte."""
         ...
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
-        """Open the committed file ``path``/``entry.name`` for reading in ranges.
-
-        Raises:
-            CorruptError: it is missing, truncated or changed.
-        """
+        """Open the committed file ``path``/``entry.name`` for reading in ranges."""
         ...
 
     def move(self, path: str, target: str) -> None:
@@ -164,9 +148,11 @@ class Staging:
     """Private local folders below one folder; their names identify their processes."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the folder if needed."""
+        """Create the folder if needed, and remove leftovers of killed processes."""
         self.folder = folder / STAGING
         self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            self.sweep()
 
     @contextlib.contextmanager
     def make(self) -> Iterator[Path]:

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from configs.errors import CorruptError, StoreError
-from configs.proxies import by_proxy
-from storage.backends.connection import DENIED, UNREACHED, check_bucket, connection, refusal, server, status_of
-from storage.backends.obstore_client import LARGEST, LEAST, Quick
-from storage.backends.process_tags import tag
-from storage.layout import is_file
+from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.storage.backends.connection import DENIED, UNREACHED, check_bucket, connection, refusal, server, status_of
+from flowmill.storage.backends.obstore_client import LARGEST, LEAST, Quick
+from flowmill.storage.backends.process_tags import tag
+from flowmill.storage.layout import is_file
 
 _Result = TypeVar("_Result")
 _ATTEMPTS = 6
@@ -48,7 +47,7 @@ _probe_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class ObjectMetadata:
     """Version, age and size of an object."""
 
     version: str
@@ -63,11 +62,7 @@ class Bucket:
     """Objects below ``s3://bucket/prefix``; endpoint and credentials come from the usual AWS variables and files."""
 
     def __init__(self, path: str) -> None:
-        """Connect, and check that the bucket exists.
-
-        Raises:
-            StoreError: the bucket does not exist, or credentials are missing or refused.
-        """
+        """Connect, and check that the bucket exists."""
         self.bucket, _, self.prefix = path.strip("/").partition("/")
         if not self.bucket:
             raise StoreError(f"store.root 's3://{path}' names no bucket. Write s3://bucket/prefix.")
@@ -84,9 +79,6 @@ class Bucket:
         """Put an object if it does not exist; False when it does.
 
         A refusal may answer a retry of a put that had succeeded, so the object's writer is read back to confirm it.
-
-        Raises:
-            StoreError: the server ignores conditions.
         """
         self._require_conditions()
         writer = tag()
@@ -97,24 +89,24 @@ class Bucket:
         except OSError as error:
             if not _refused(error):
                 raise
-            about = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
-            return bool(about.get("Metadata", {}).get("writer") == writer)
+            head = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
+            return bool(head.get("Metadata", {}).get("writer") == writer)
         return True
 
-    def about(self, path: str) -> About | None:
+    def metadata(self, path: str) -> ObjectMetadata | None:
         """Return the version of an object, its size, and its age by the server's clock; None if it does not exist."""
         try:
-            found = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
+            head = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
         except FileNotFoundError:
             return None
-        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-        age_s = (now - found["LastModified"]).total_seconds()
-        return About(version=str(found["ETag"]), age_s=age_s, size=int(found["ContentLength"]))
+        now = parsedate_to_datetime(head["ResponseMetadata"]["HTTPHeaders"]["date"])
+        age_s = (now - head["LastModified"]).total_seconds()
+        return ObjectMetadata(version=str(head["ETag"]), age_s=age_s, size=int(head["ContentLength"]))
 
     def replace(self, path: str, data: bytes, version: str) -> str | None:
-        """Replace a known version of an object; return the new version, None if the known one is no longer current.
+        """Replace a version of an object; return the new version, None if that one is no longer current.
 
-        A server that does not support the condition replaces any version.
+        For a server that does not support the condition, the version is compared before.
         """
         # Ceph up to release 18 compares with the version without quotes.
         for condition in (version, version.strip('"')):
@@ -126,18 +118,22 @@ class Bucket:
                     if condition != version:
                         # The server supports conditions, as it refused the first one.
                         return None
+                    metadata = self.metadata(path)
+                    if metadata is None or metadata.version != version:
+                        return None
                     self.put(path, data)
                     break
                 if not (_refused(error) or status_of(error) == 404 or isinstance(error, FileNotFoundError)):
                     raise
-            found = self.about(path)
-            if found is None or found.version != version:
-                # Another process replaced it, or the refusal answers the client's own retry.
-                return found.version if found is not None and self.get(path) == data else None
+            metadata = self.metadata(path)
+            if metadata is None or metadata.version != version:
+                # Another process replaced it, or an earlier put of these data succeeded whose answer was lost.
+                own = metadata is not None and self.get(path) == data
+                return self.replace(path, data, metadata.version) if metadata is not None and own else None
         else:
             return None
-        found = self.about(path)
-        return None if found is None else found.version
+        metadata = self.metadata(path)
+        return None if metadata is None else metadata.version
 
     def upload(self, file: Path, path: str) -> None:
         """Upload a file, a large one in parts that are aborted when one fails. No truncated object is left."""
@@ -156,17 +152,17 @@ class Bucket:
 
     def get_many(self, paths: list[str]) -> list[bytes | None]:
         """Return several small objects, fetched concurrently; None for those that do not exist."""
-        known: list[tuple[bool, bytes | None]] = [(False, None)] * len(paths)
+        cached: list[tuple[bool, bytes | None]] = [(False, None)] * len(paths)
         if paths and (self._quick.is_proven or len(paths) >= LEAST):
-            known = self._quick.get([self._name(path) for path in paths])
-        got = [data for _, data in known]
-        left = [number for number, (is_known, _) in enumerate(known) if not is_known]
+            cached = self._quick.get([self._name(path) for path in paths])
+        got = [data for _, data in cached]
+        left = [number for number, (certain, _) in enumerate(cached) if not certain]
         keys, none = [self._key(paths[number]) for number in left], [None] * len(left)
         # Not s3fs's 'cat', which treats names with brackets as patterns.
         options = {"on_error": "return", "max_concurrency": 1}
-        found = self._steady(self._fs.cat_ranges, keys, none, none, **options) if left else []
+        blobs = self._steady(self._fs.cat_ranges, keys, none, none, **options) if left else []
         # One failure does not fail the others; each failed object is requested again separately.
-        for number, answer in zip(left, found, strict=True):
+        for number, answer in zip(left, blobs, strict=True):
             if isinstance(answer, bytes):
                 got[number] = answer
             elif not isinstance(answer, FileNotFoundError):
@@ -190,17 +186,17 @@ class Bucket:
     def names(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``; '' is the prefix itself."""
         top = f"{self._name(path).rstrip('/')}/".lstrip("/")
-        found = set()
+        names = set()
         for page in self._pages(Prefix=top, Delimiter="/"):
-            found |= {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
-            found |= {entry["Key"] for entry in page.get("Contents", ())}
-        return sorted({name.removeprefix(top).rstrip("/") for name in found} - {""})
+            names |= {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
+            names |= {entry["Key"] for entry in page.get("Contents", ())}
+        return sorted({name.removeprefix(top).rstrip("/") for name in names} - {""})
 
     def sizes(self, path: str) -> dict[str, int]:
         """Return the size of every object below ``path`` by its path below it."""
-        top = f"{self._name(path)}/"
-        found = (entry for page in self._pages(Prefix=top) for entry in page.get("Contents", ()))
-        return {entry["Key"].removeprefix(top): int(entry["Size"]) for entry in found if entry["Key"] != top}
+        top = f"{self._name(path).rstrip('/')}/".lstrip("/")
+        objects = (entry for page in self._pages(Prefix=top) for entry in page.get("Contents", ()))
+        return {entry["Key"].removeprefix(top): int(entry["Size"]) for entry in objects if entry["Key"] != top}
 
     def copy(self, path: str, target: str) -> None:
         """Copy an object."""
@@ -214,17 +210,14 @@ class Bucket:
             doomed = [{"Key": key} for key in keys if key == name or key.startswith(f"{name}/")]
             if not doomed:
                 continue
-            about = {"Bucket": self.bucket, "Delete": {"Objects": doomed, "Quiet": True}}
-            for error in self._steady(self._fs.call_s3, "delete_objects", **about).get("Errors", ()):
+            request = {"Bucket": self.bucket, "Delete": {"Objects": doomed, "Quiet": True}}
+            for error in self._steady(self._fs.call_s3, "delete_objects", **request).get("Errors", ()):
                 raise OSError(f"{self.uri}: '{error['Key']}' cannot be deleted: {error.get('Message', error['Code'])}")
 
     def abort_uploads(self, older_than_s: float) -> int:
         """Abort this store's multipart uploads that are older than some seconds; return their number.
 
         Uploads of other stores, below the prefix or next to it, are not touched: their keys are no files of this store.
-
-        Raises:
-            StoreError: the listing of uploads does not end.
         """
         top = self._name("")
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than_s)
@@ -235,8 +228,8 @@ class Bucket:
         own = [each for each in uploads if each["Key"].startswith(top) and is_file(each["Key"].removeprefix(top))]
         stale = [each for each in own if each["Initiated"] < limit]
         for upload in stale:
-            about = {"Bucket": self.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-            self._fs.call_s3("abort_multipart_upload", **about)
+            request = {"Bucket": self.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            self._fs.call_s3("abort_multipart_upload", **request)
         return len(stale)
 
     def _require_conditions(self) -> None:
@@ -283,17 +276,13 @@ class Bucket:
         try:
             result: _Result = retrying(call, *arguments, **options)
         except UNREACHED as error:
-            raise ConnectionError(f"{self.uri}: {error}{by_proxy(server())}") from error
+            raise ConnectionError(f"{self.uri}: {error}") from error
         except DENIED as error:
             raise refusal(self.uri, self.bucket, error) from None
         return result
 
     def _pages(self, listing: Listing = _OBJECTS, **arguments: str) -> Iterator[Mapping[str, Any]]:
-        """Yield the pages of a listing, of up to a thousand entries each.
-
-        Raises:
-            StoreError: a continuation token is repeated or missing, so the listing would not end.
-        """
+        """Yield the pages of a listing, of up to a thousand entries each."""
         more: dict[str, Any] = {}
         sent = set()
         while True:

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from configs.errors import StoreError
-from storage.backends.base import PART, Staging
-from storage.backends.memory_cache import Known
-from storage.backends.process_tags import tag
+from flowmill.configs.errors import StoreError
+from flowmill.storage.backends.base import PART, Staging
+from flowmill.storage.backends.memory_cache import MemoryCache
+from flowmill.storage.backends.process_tags import tag
 
 _IN_USE = ".in-use"
-#: Parts kept in memory.
+#: Parts in memory.
 _RECENT = 16
-#: Maximum number of held folders; each takes an open file.
-_HELD = 64
+#: Maximum number of locked folders; each takes an open file.
+_LOCKED = 64
 
 
 class Cache:
@@ -39,18 +39,14 @@ class Cache:
         self.folder = folder
         self.limit = limit
         self._staging: Staging | None = None
-        self._held: OrderedDict[Path, IO[bytes]] = OrderedDict()
-        self._recent = Known(limit=_RECENT * PART, largest=PART)
+        self._locked: OrderedDict[Path, IO[bytes]] = OrderedDict()
+        self._recent = MemoryCache(limit=_RECENT * PART, largest=PART)
         self._size: int | None = None
         self._lock = threading.Lock()
 
     @property
     def staging(self) -> Staging:
-        """Folder of files in progress.
-
-        Raises:
-            StoreError: the cache cannot be written.
-        """
+        """Folder of files in progress."""
         if self._staging is None:
             with self.writing():
                 self._staging = Staging(self.folder)
@@ -58,11 +54,7 @@ class Cache:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Convert write errors inside the context to one that names the folder and the settings for another.
-
-        Raises:
-            StoreError: the cache cannot be written.
-        """
+        """Convert write errors inside the context to one that names the folder and the settings for another."""
         try:
             yield
         except OSError as error:
@@ -72,27 +64,23 @@ class Cache:
             ) from None
 
     def hold(self, folder: Path) -> None:
-        """Keep the files of a folder until this process has held many others, or ends.
-
-        Raises:
-            StoreError: the cache cannot be written.
-        """
+        """Keep the files of a folder until this process has locked many others, or ends."""
         with self._lock, self.writing():
-            if folder in self._held:
-                self._held.move_to_end(folder)
+            if folder in self._locked:
+                self._locked.move_to_end(folder)
                 return
-            if len(self._held) >= _HELD:
-                self._held.popitem(last=False)[1].close()
+            if len(self._locked) >= _LOCKED:
+                self._locked.popitem(last=False)[1].close()
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / _IN_USE).open("ab")
             fcntl.flock(file, fcntl.LOCK_SH)
-            self._held[folder] = file
+            self._locked[folder] = file
 
     def part(self, key: str) -> bytes | None:
         """Return a part of a file, or None."""
-        known = self._recent.get(key)
-        if known is not None:
-            return known
+        recent = self._recent.get(key)
+        if recent is not None:
+            return recent
         path = self._part_path(key)
         try:
             data = path.read_bytes()
@@ -138,22 +126,22 @@ class Cache:
 
     def _trim(self) -> int:
         """Remove the least recently used files until a tenth of the limit is free; return the bytes that stay."""
-        found = []
+        files = []
         for path in self.folder.rglob("*"):
             try:
                 if path.is_file() and path.name != _IN_USE:
                     status = path.stat()
-                    found.append((status.st_mtime, status.st_size, path))
+                    files.append((status.st_mtime, status.st_size, path))
             except FileNotFoundError:
                 continue  # another process removed it
-        total = sum(size for _, size, _ in found)
+        total = sum(size for _, size, _ in files)
         if total <= self.limit:
             return total
-        held = _Holders(self.folder)
-        for _, size, path in sorted(found):
+        holders = _Holders(self.folder)
+        for _, size, path in sorted(files):
             if total <= self.limit * 9 // 10:
                 break
-            if self.staging.folder in path.parents or held.holds(path):
+            if self.staging.folder in path.parents or holders.holds(path):
                 continue
             try:
                 path.unlink(missing_ok=True)
@@ -168,16 +156,16 @@ class _Holders:
 
     def __init__(self, top: Path) -> None:
         self._top = top
-        self._known: dict[Path, bool] = {}
+        self._states: dict[Path, bool] = {}
 
     def holds(self, path: Path) -> bool:
-        """Return whether a folder around ``path`` is held."""
-        return any(self._held(folder) for folder in path.parents if self._top in folder.parents)
+        """Return whether a folder around ``path`` is locked."""
+        return any(self._is_locked(folder) for folder in path.parents if self._top in folder.parents)
 
-    def _held(self, folder: Path) -> bool:
-        if folder not in self._known:
-            self._known[folder] = _locked(folder / _IN_USE)
-        return self._known[folder]
+    def _is_locked(self, folder: Path) -> bool:
+        if folder not in self._states:
+            self._states[folder] = _locked(folder / _IN_USE)
+        return self._states[folder]
 
 
 def _locked(path: Path) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import xxhash
 
-from configs.errors import CorruptError
-from storage.backends.base import BLOCK, FileEntry
+from flowmill.configs.errors import CorruptError
+from flowmill.storage.backends.base import BLOCK, FileEntry
 
 #: Bytes that are read and hashed at a time: small enough to stay in the CPU cache in between.
 _PIECE = 256 << 10
@@ -90,46 +90,34 @@ def _pieces(file: FileIO) -> Iterator[memoryview]:
 
 
 def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
-    """Check one file against its record.
-
-    Raises:
-        CorruptError: the file is missing, truncated or changed.
-    """
+    """Check one file against its record."""
     check_size(path.stat().st_size if path.exists() else None, entry, where=where)
     with path.open("rb", buffering=0) as file:
         check_content(_pieces(file), entry, where=where)
 
 
 def check_content(pieces: Iterable[bytes | memoryview], entry: FileEntry, *, where: str) -> None:
-    """Check the whole content of a file, given in pieces.
-
-    Raises:
-        CorruptError: the content differs from the commit.
-    """
+    """Check the whole content of a file, which comes in pieces."""
     if not entry.by_blocks:
         _check_digest(_hash(pieces), entry, where=where)
         return
     checksum = Checksum()
     for piece in pieces:
         checksum.update(piece)
-    found = checksum.entry(entry.name)
-    if found.size == entry.size:
-        for number, digest in enumerate(found.blocks):
+    actual = checksum.entry(entry.name)
+    if actual.size == entry.size:
+        for number, digest in enumerate(actual.blocks):
             _check_block_digest(digest, number, entry, where=where)
-    _check_digest(found.xxh3, entry, where=where)
+    _check_digest(actual.xxh3, entry, where=where)
 
 
-def _check_digest(found: str, entry: FileEntry, *, where: str) -> None:
-    if found != entry.xxh3:
-        raise CorruptError(f"{where} has checksum {found[:12]}, its commit record says {entry.xxh3[:12]}. {REMEDY}")
+def _check_digest(actual: str, entry: FileEntry, *, where: str) -> None:
+    if actual != entry.xxh3:
+        raise CorruptError(f"{where} has checksum {actual[:12]}, its commit record says {entry.xxh3[:12]}. {REMEDY}")
 
 
 def check_size(size: int | None, entry: FileEntry, *, where: str) -> None:
-    """Check the size of a file; None stands for a missing file.
-
-    Raises:
-        CorruptError: the file is missing, or has another size.
-    """
+    """Check the size of a file; None stands for a missing file."""
     if size is None:
         raise CorruptError(f"{where} is missing; its commit record names it with {entry.size} bytes. {REMEDY}")
     if size != entry.size:
@@ -137,11 +125,7 @@ def check_size(size: int | None, entry: FileEntry, *, where: str) -> None:
 
 
 def check_block(data: bytes | memoryview, number: int, entry: FileEntry, *, where: str) -> None:
-    """Check one block of a file; a file of one block is checked as a whole.
-
-    Raises:
-        CorruptError: the content differs from the commit.
-    """
+    """Check one block of a file; a file of one block is checked as a whole."""
     if not entry.blocks:
         _check_digest(xxhash.xxh3_128_hexdigest(data), entry, where=where)
     elif entry.by_blocks:
@@ -150,20 +134,16 @@ def check_block(data: bytes | memoryview, number: int, entry: FileEntry, *, wher
         _check_block_digest(xxhash.xxh3_64_hexdigest(data), number, entry, where=where)
 
 
-def _check_block_digest(found: str, number: int, entry: FileEntry, *, where: str) -> None:
-    if found != entry.blocks[number]:
+def _check_block_digest(actual: str, number: int, entry: FileEntry, *, where: str) -> None:
+    if actual != entry.blocks[number]:
         start = number * entry.block_size
         raise CorruptError(
-            f"{where}, bytes {start} to {min(start + entry.block_size, entry.size)}, have checksum {found[:16]}, "
+            f"{where}, bytes {start} to {min(start + entry.block_size, entry.size)}, have checksum {actual[:16]}, "
             f"the commit record says {entry.blocks[number][:16]}. {REMEDY}"
         )
 
 
 def check_range(offset: int, size: int, total: int, *, where: str) -> None:
-    """Check that a range lies within a file.
-
-    Raises:
-        CorruptError: the range exceeds the file.
-    """
+    """Check that a range lies within a file."""
     if offset < 0 or size < 0 or offset + size > total:
         raise CorruptError(f"{where}: {size} bytes at {offset} lie outside the file of {total} bytes. {REMEDY}")

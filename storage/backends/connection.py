@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from configs.errors import StoreError
-from configs.proxies import by_proxy
+import botocore.session
+import s3fs
+import tenacity
+from aiohttp import ClientError as HttpError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    SSLError,
+)
+from botocore.exceptions import ConnectionError as EndpointError
+from obstore.store import S3Store
+
+from flowmill.configs.errors import StoreError
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
-
-try:
-    import botocore.session
-    import s3fs
-    import tenacity
-    from aiohttp import ClientError as HttpError
-    from botocore.exceptions import (
-        ClientError,
-        CredentialRetrievalError,
-        HTTPClientError,
-        NoCredentialsError,
-        PartialCredentialsError,
-        SSLError,
-    )
-    from botocore.exceptions import ConnectionError as EndpointError
-    from obstore.store import S3Store
-except ModuleNotFoundError as error:
-    raise StoreError(
-        f"store.root: stores on S3 need '{error.name}'. Install flowmill with its extra 's3': "
-        "pip install 'flowmill[s3]'."
-    ) from None
 
 #: Errors of servers that do not answer, and of refused or missing credentials.
 UNREACHED = (HttpError, HTTPClientError, EndpointError)
@@ -69,13 +64,15 @@ class Credentials:
 
     def __init__(self) -> None:
         """Start without a lookup."""
-        self._found: Any = None
+        self._credentials: Any = None
 
     def now(self) -> ReadOnlyCredentials | None:
-        """Return the current credentials; None if there are none."""
-        if self._found is None:
-            self._found = botocore.session.get_session().get_credentials()
-        return None if self._found is None else self._found.get_frozen_credentials()
+        """Return the current credentials; None if there are none, or they cannot be refreshed, which s3fs reports."""
+        with contextlib.suppress(BotoCoreError, RuntimeError):
+            if self._credentials is None:
+                self._credentials = botocore.session.get_session().get_credentials()
+            return None if self._credentials is None else self._credentials.get_frozen_credentials()
+        return None
 
 
 def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials) -> S3Store:
@@ -106,11 +103,7 @@ def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials)
 
 
 def check_bucket(uri: str, bucket: str) -> None:
-    """Check that a bucket is accessible, within about 15 seconds in any case.
-
-    Raises:
-        StoreError: the bucket does not exist, its server does not answer, or credentials are missing or refused.
-    """
+    """Check that a bucket is accessible, within 15 seconds or so in any case."""
     endpoint = _endpoint()
     impatient = connection(attempts=1, connect_s=_TRY_S, read_s=_TRY_S)
     impatient.retries = 1
@@ -131,7 +124,6 @@ def check_bucket(uri: str, bucket: str) -> None:
         hint = " Write http:// where it speaks no TLS." if isinstance(error, SSLError) else ""
         raise StoreError(
             f"'{uri}': {endpoint} does not answer ({error}). Check {_ENDPOINT} and the network.{hint}"
-            f"{by_proxy(server())}"
         ) from None
 
 

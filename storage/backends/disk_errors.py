@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from configs.errors import StoreError
+from flowmill.configs.errors import StoreError
 
 #: Errors that a retry does not fix.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -31,10 +31,10 @@ def named_disk(where: str) -> Iterator[None]:
         raise _full(where, error.errno) or error from error.__cause__
     except Exception as error:
         # Rust's format, in errors of safetensors.
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise _full(where, number) or OSError(number, os.strerror(number), where) from error
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import xxhash
 
-from configs.folders import led_to
-from configs.user_directories import user_cache
-from storage.backends.checksums import hash_file
+from flowmill.configs.folders import led_to
+from flowmill.configs.user_directories import user_cache
+from flowmill.storage.backends.checksums import hash_file
 
 #: Within this time a file may change again without a new modification time; hashes of younger files are not cached.
-_YOUNG_NS = 2_000_000_000
+YOUNG_NS = 2_000_000_000
 
 
 def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> dict[str, str]:
@@ -30,28 +30,28 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
         names: their paths below it.
         deep: read them again, ignoring the cache.
     """
-    kept, requested = _load(folder), set(names)
+    cached, requested = _load(folder), set(names)
     hashes: dict[str, str] = {}
     # Hashes of other files of the folder stay: requests may name single files.
-    entries = {name: entry for name, entry in kept.items() if name not in requested and (folder / name).exists()}
+    entries = {name: entry for name, entry in cached.items() if name not in requested and (folder / name).exists()}
     for name in names:
         now = time.time_ns()
         stat = (folder / name).stat()
         # A link may change its target while no file changes.
         place = [each for each in (led_to(folder, name),) if each]
-        known = None if deep else kept.get(name)
-        fresh = known is not None and [*known[:2], *known[3:]] == [stat.st_size, stat.st_mtime_ns, *place]
-        hashes[name] = str(known[2]) if known is not None and fresh else hash_file(folder / name)
-        if stat.st_mtime_ns < now - _YOUNG_NS:
+        previous = None if deep else cached.get(name)
+        fresh = previous is not None and [*previous[:2], *previous[3:]] == [stat.st_size, stat.st_mtime_ns, *place]
+        hashes[name] = str(previous[2]) if previous is not None and fresh else hash_file(folder / name)
+        if stat.st_mtime_ns < now - YOUNG_NS:
             entries[name] = [stat.st_size, stat.st_mtime_ns, hashes[name], *place]
-    if entries != kept:
+    if entries != cached:
         _save(folder, entries)
     return hashes
 
 
 def _load(folder: Path) -> dict[str, list[int | str]]:
     try:
-        data = json.loads(_place(folder).read_text())
+        data = json.loads(cache_place(folder).read_text())
         return {
             str(name): [int(size), int(mtime), str(xxh3), *map(str, place)]
             for name, (size, mtime, xxh3, *place) in data["files"].items()
@@ -62,7 +62,7 @@ def _load(folder: Path) -> dict[str, list[int | str]]:
 
 
 def _save(folder: Path, entries: Mapping[str, Sequence[int | str]]) -> None:
-    place = _place(folder)
+    place = cache_place(folder)
     temporary = place.with_suffix(f".{os.getpid()}.tmp")
     # Without a writable home everything works, but slower.
     with contextlib.suppress(OSError):
@@ -71,5 +71,6 @@ def _save(folder: Path, entries: Mapping[str, Sequence[int | str]]) -> None:
         temporary.replace(place)
 
 
-def _place(folder: Path) -> Path:
+def cache_place(folder: Path) -> Path:
+    """Return the file that caches hashes of a folder."""
     return user_cache() / "hashes" / f"{xxhash.xxh3_64_hexdigest(str(folder.resolve()).encode())}.json"

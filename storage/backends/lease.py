@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from configs.errors import RunConflictError
-from storage.backends.bucket import About, Bucket
-from storage.backends.process_tags import is_gone, process_label, tag
+from flowmill.configs.errors import RunConflictError, StoreError, first_line
+from flowmill.storage.backends.bucket import Bucket, ObjectMetadata
+from flowmill.storage.backends.process_tags import is_gone, process_label, tag
 
 #: Seconds of the server's clock after which any process may take a lease that was not renewed.
 LEASE_S = 60.0
+#: Share of it on which the holder relies: servers give times in whole seconds.
+_OWN = 0.95
 
 
-def holder_of(bucket: Bucket, path: str, found: About | None) -> str | None:
+def holder_of(bucket: Bucket, path: str, metadata: ObjectMetadata | None) -> str | None:
     """Return the tag of the process that holds a lease; None if it is free, expired, or its process is gone.
 
     Args:
         bucket: bucket of the lease.
         path: its object.
-        found: version and age of the object.
+        metadata: version and age of the object.
     """
     data = bucket.get(path)
-    if found is None or data is None:
+    if metadata is None or data is None:
         return None
     holder = str(json.loads(data)["holder"])
-    return None if is_gone(holder) or found.age_s >= LEASE_S else holder
+    return None if is_gone(holder) or metadata.age_s >= LEASE_S else holder
 
 
 class Lease:
@@ -45,30 +49,27 @@ class Lease:
         self._holder = tag()
         self._body = json.dumps({"holder": self._holder}).encode()
         self._version = ""
+        self._ends = 0.0
         self._lost = False
+        self._renewing = threading.Lock()
         self._stop = threading.Event()
-        self._keeper = threading.Thread(target=self._renew, daemon=True, name="lease")
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="lease")
 
     def take(self) -> None:
-        """Take the lease, and renew it until it is given back.
-
-        Raises:
-            RunConflictError: a process that may be alive holds it.
-        """
+        """Take the lease, and renew it until it is released."""
         for _ in range(3):
+            began = time.monotonic()
             version = self._taken()
             if version is not None:
-                self._version = version
+                self._version, self._ends = version, began + _OWN * LEASE_S
                 self._keeper.start()
                 return
         raise RunConflictError(f"{self._label}: other processes keep taking its lease. Try again.")
 
     def check(self) -> None:
-        """Check that this process still holds the lease.
-
-        Raises:
-            RunConflictError: another process has taken it.
-        """
+        """Check that this process still holds the lease; one that has ended is renewed, unless it was taken over."""
+        if not self._lost and time.monotonic() >= self._ends:
+            self._renew_ended()
         if self._lost:
             raise RunConflictError(
                 f"{self._label} was taken over by another process while this one could not renew its lease. Committed "
@@ -76,35 +77,50 @@ class Lease:
             )
 
     def give_back(self) -> None:
-        """Release the lease."""
+        """Release the lease, unless the server refuses: then it ends by itself."""
         self._stop.set()
         self._keeper.join()
-        found = self._bucket.about(self._path)
-        if not self._lost and found is not None and found.version == self._version:
-            self._bucket.delete(self._path)
+        with suppress(Exception):
+            metadata = self._bucket.metadata(self._path)
+            if not self._lost and metadata is not None and metadata.version == self._version:
+                self._bucket.delete(self._path)
 
     def _taken(self) -> str | None:
         """Take the lease unless a live process holds it; return its version, None if another process was faster."""
         if self._create(self._path, self._body):
-            found = self._bucket.about(self._path)
-            return None if found is None else found.version
-        found = self._bucket.about(self._path)
-        holder = holder_of(self._bucket, self._path, found)
+            metadata = self._bucket.metadata(self._path)
+            return None if metadata is None else metadata.version
+        metadata = self._bucket.metadata(self._path)
+        holder = holder_of(self._bucket, self._path, metadata)
         if holder is not None:
             raise RunConflictError(
                 f"{self._label} is being executed by another process ({process_label(holder)}). "
                 "Wait for it, stop it, or choose another name with --name."
             )
-        return None if found is None else self._bucket.replace(self._path, self._body, found.version)
+        return None if metadata is None else self._bucket.replace(self._path, self._body, metadata.version)
+
+    def _keep(self) -> None:
+        while not self._lost and not self._stop.wait(LEASE_S / 4):
+            # Any failure may be temporary, and without this thread another process would take the lease.
+            with suppress(Exception):
+                self._renew()
 
     def _renew(self) -> None:
-        while not self._stop.wait(LEASE_S / 4):
-            try:
-                version = self._bucket.replace(self._path, self._body, self._version)
-            except OSError:
-                # The server does not answer: retry later; another process may take the lease in the meantime.
-                continue
+        """Renew the lease, or note that another process has taken it; the condition of the put tells which."""
+        with self._renewing:
+            began = time.monotonic()
+            version = self._bucket.replace(self._path, self._body, self._version)
             if version is None:
                 self._lost = True
-                return
-            self._version = version
+            else:
+                self._version, self._ends = version, began + _OWN * LEASE_S
+
+    def _renew_ended(self) -> None:
+        try:
+            self._renew()
+        except Exception as error:
+            raise StoreError(
+                f"{self._label}: its lease could not be renewed for {LEASE_S:.0f} s ({first_line(error)}), so another "
+                "process may execute the run by now, and this one commits nothing more. Committed data stays: when the "
+                "store answers again, the same command goes on."
+            ) from error

@@ -14,17 +14,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from configs.errors import RunConflictError, StoreError
-from configs.folders import share_files
-from configs.schema import StoreSection
-from storage.backends.base import Blob, FileEntry, Staging
-from storage.backends.checksums import check_file, check_size, hash_file
-from storage.backends.mapped_file import MappedFile
-from storage.backends.process_tags import tag
-from storage.layout import STAGING
-from storage.names import below, inside
+from flowmill.configs.errors import RunConflictError, StoreError
+from flowmill.configs.folders import share_files
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.backends.base import Blob, FileEntry, Staging
+from flowmill.storage.backends.checksums import check_file, check_size, hash_file
+from flowmill.storage.backends.mapped_file import MappedFile
+from flowmill.storage.backends.process_tags import tag
+from flowmill.storage.layout import STAGING
+from flowmill.storage.names import below, inside
 
-#: Seconds to wait for a lock: longer than another process takes to probe whether it is held.
+#: Seconds to wait for a lock: longer than another process takes to probe whether it is locked.
 _LOOKED_S = 0.2
 
 
@@ -32,14 +32,10 @@ class LocalBackend:
     """Objects are files; a link is exclusive, a rename is atomic."""
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
-        """Create the folder if needed; an existing one is not written to, as readers may lack permission.
-
-        Raises:
-            StoreError: the folder cannot be created.
-        """
+        """Create the folder if needed; an existing one is not written to, as readers may lack permission."""
         self.folder = Path(path).expanduser().absolute()
         self.uri = self.disk = str(self.folder)
-        self._known_staging: Staging | None = None
+        self._opened_staging: Staging | None = None
         if not self.folder.is_dir():
             _ = self._staging
         self._checked: set[str] = set()
@@ -49,35 +45,31 @@ class LocalBackend:
 
     @property
     def _staging(self) -> Staging:
-        """Folder of files in progress.
-
-        Raises:
-            StoreError: the root is not writable.
-        """
+        """Folder of files in progress."""
         try:
-            if self._known_staging is None:
-                self._known_staging = Staging(self.folder)
+            if self._opened_staging is None:
+                self._opened_staging = Staging(self.folder)
         except OSError as error:
             raise _unusable(self.folder, error) from None
-        if not os.access(self._known_staging.folder, os.W_OK):
+        if not os.access(self._opened_staging.folder, os.W_OK):
             raise StoreError(
                 f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
             )
-        return self._known_staging
+        return self._opened_staging
 
     def _at(self, path: str) -> Path:
         """Return the local path of a path in the store; raise StoreError if it leads out of the root."""
         try:
             inside(path)
             folder, _, _ = path.rpartition("/")
-            found = os.path.join(self.uri, path)
-            if not self._is_inside(folder) or os.path.islink(found):
+            full = os.path.join(self.uri, path)
+            if not self._is_inside(folder) or os.path.islink(full):
                 below(self.folder, path)
         except ValueError as error:
             raise StoreError(
                 f"{self.uri}: {error}. Nothing outside a store's root is read or written; remove it from the store."
             ) from None
-        return Path(found)
+        return Path(full)
 
     def _is_inside(self, folder: str) -> bool:
         """Return whether the path of a folder contains no link, so that its files need no further check."""
@@ -149,15 +141,15 @@ class LocalBackend:
     def files(self, path: str) -> Mapping[str, int]:
         """Return the size of every file below ``path`` by its path below it."""
         top = self._at(path)
-        found = (file for file in top.rglob("*") if file.is_file() and STAGING not in file.parts)
-        return {file.relative_to(top).as_posix(): file.stat().st_size for file in sorted(found)}
+        files = (file for file in top.rglob("*") if file.is_file() and STAGING not in file.parts)
+        return {file.relative_to(top).as_posix(): file.stat().st_size for file in sorted(files)}
 
     def fetch(self, path: str, entry: FileEntry) -> Path:
         """Return the local path, checked once per process."""
         where = f"{path}/{entry.name}"
         with self._lock:
-            known = where in self._checked
-        if not known:
+            checked = where in self._checked
+        if not checked:
             check_file(self._at(where), entry, where=where)
             self._note_checked(where)
         return self._at(where)
@@ -170,8 +162,8 @@ class LocalBackend:
         """Map a committed file; the blocks of a large one are checked when they are read."""
         where = f"{path}/{entry.name}"
         with self._lock:
-            known = where in self._checked
-        if known or not entry.blocks:
+            checked = where in self._checked
+        if checked or not entry.blocks:
             return MappedFile(self.fetch(path, entry), where=where)
         file = self._at(where)
         check_size(file.stat().st_size if file.exists() else None, entry, where=where)

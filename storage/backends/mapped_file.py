@@ -6,8 +6,8 @@ import mmap
 from collections.abc import Callable
 from pathlib import Path
 
-from storage.backends.base import BLOCK, FileEntry
-from storage.backends.checksums import check_block, check_range
+from flowmill.storage.backends.base import BLOCK, FileEntry
+from flowmill.storage.backends.checksums import check_block, check_range
 
 
 class MappedFile:
@@ -41,11 +41,7 @@ class MappedFile:
                 self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return a view of a range.
-
-        Raises:
-            CorruptError: the range lies outside the file, or its content differs from the commit.
-        """
+        """Return a view of a range."""
         check_range(offset, size, self.size, where=self._where)
         if self._entry is not None and size:
             self._check(offset // self._step, (offset + size - 1) // self._step, self._entry)

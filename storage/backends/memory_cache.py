@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 
-class Known:
+class MemoryCache:
     """The most recently used objects by path; missing ones are not cached, as another process may create them."""
 
     def __init__(self, *, limit: int, largest: int) -> None:

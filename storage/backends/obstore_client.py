@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from storage.backends.connection import Credentials, quick_connection
+from flowmill.storage.backends.connection import Credentials, quick_connection
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -46,7 +46,7 @@ class Quick:
         return time.monotonic() < self._rests_until
 
     def get(self, keys: Sequence[str]) -> list[tuple[bool, bytes | None]]:
-        """Return (known, data) for each object; data are None if the object is known to be missing, or unknown."""
+        """Return (certain, data) for each object; data are None if the object is certainly missing, or uncertain."""
         store = self._connection()
         if store is None:
             return [(False, None)] * len(keys)
@@ -79,7 +79,7 @@ class Quick:
             return list(pool.map(one, keys))
 
     def put(self, key: str, data: bytes, *, writer: str | None = None) -> bool:
-        """Put an object; return whether it is known to exist now.
+        """Put an object; return whether it certainly exists now.
 
         Args:
             key: the object.

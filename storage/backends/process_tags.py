@@ -1,4 +1,4 @@
-"""Names that identify the process that made a file, to recognize files of dead processes.
+"""Names that identify the process that wrote a file, to recognize files of dead processes.
 
 A process id alone is not enough: other containers on the same folder have their own ids, and ids are reused after a
 restart.

@@ -13,18 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from configs.errors import CorruptError
-from configs.fingerprint import fingerprint
-from configs.schema import StoreSection
-from configs.user_directories import user_cache
-from storage.backends.base import PART, Blob, FileEntry
-from storage.backends.bucket import Bucket
-from storage.backends.cache import Cache
-from storage.backends.checksums import check_block, check_content, check_file, check_range, check_size
-from storage.backends.lease import Lease, holder_of
-from storage.backends.mapped_file import MappedFile
-from storage.backends.memory_cache import Known
-from storage.backends.process_tags import tag
+from flowmill.configs.errors import CorruptError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.schema import StoreSection
+from flowmill.configs.user_directories import user_cache
+from flowmill.storage.backends.base import PART, Blob, FileEntry
+from flowmill.storage.backends.bucket import Bucket
+from flowmill.storage.backends.cache import Cache
+from flowmill.storage.backends.checksums import check_block, check_content, check_file, check_range, check_size
+from flowmill.storage.backends.lease import Lease, holder_of
+from flowmill.storage.backends.mapped_file import MappedFile
+from flowmill.storage.backends.memory_cache import MemoryCache
+from flowmill.storage.backends.process_tags import tag
 
 _PIECE = 4 * PART
 #: Concurrent uploads of files of a shard.
@@ -39,11 +39,7 @@ class S3Backend:
     """Objects below ``s3://bucket/prefix``, with local copies in a cache."""
 
     def __init__(self, path: str, section: StoreSection) -> None:
-        """Connect.
-
-        Raises:
-            StoreError: there is no such bucket, or credentials are missing or refused.
-        """
+        """Connect."""
         self._bucket = Bucket(path)
         self.uri = self._bucket.uri
         self._single_writer = section.single_writer
@@ -51,22 +47,21 @@ class S3Backend:
         name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
         self._cache = Cache(top / name, section.cache_size)
         self.disk = str(self._cache.folder)
-        self._known = Known(limit=_RECORDS, largest=_RECORD)
+        self._records = MemoryCache(limit=_RECORDS, largest=_RECORD)
         self._checked: set[str] = set()
         self._leases: list[Lease] = []
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put a small object if it does not exist; False when it does.
+        """Put a small object if it does not exist; False when it does."""
+        self._check_leases()
+        if self._records.get(path) is not None or not self._create(path, data):
+            return False
+        self._records.add(path, data)
+        return True
 
-        Raises:
-            RunConflictError: another process has taken a lease of this one.
-        """
+    def _check_leases(self) -> None:
         for lease in self._leases:
             lease.check()
-        if self._known.get(path) is not None or not self._create(path, data):
-            return False
-        self._known.add(path, data)
-        return True
 
     def _create(self, path: str, data: bytes) -> bool:
         if not self._single_writer:
@@ -91,20 +86,20 @@ class S3Backend:
 
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a small object, or None when it does not exist; cached if it was read before."""
-        known = self._known.get(path)
-        if known is None:
-            known = self._bucket.get(path)
-            self._known.add(path, known)
-        return known
+        data = self._records.get(path)
+        if data is None:
+            data = self._bucket.get(path)
+            self._records.add(path, data)
+        return data
 
     def read_many(self, paths: list[str]) -> list[bytes | None]:
         """Return the bytes of several small objects, fetched concurrently; cached if they were read before."""
-        found = {path: self._known.get(path) for path in paths}
-        missing = [path for path, data in found.items() if data is None]
+        records = {path: self._records.get(path) for path in paths}
+        missing = [path for path, data in records.items() if data is None]
         for path, data in zip(missing, self._bucket.get_many(missing), strict=True):
-            self._known.add(path, data)
-            found[path] = data
-        return [found[path] for path in paths]
+            self._records.add(path, data)
+            records[path] = data
+        return [records[path] for path in paths]
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
@@ -153,16 +148,18 @@ class S3Backend:
         return RemoteFile(self._bucket, f"{path}/{entry.name}", entry, self._cache)
 
     def move(self, path: str, target: str) -> None:
-        """Copy an object or folder, then remove the original."""
+        """Copy an object or folder, then remove the original, as long as this process holds its leases."""
+        self._check_leases()
         names = [f"/{name}" for name in self.files(path)] or [""]
         for name in names:
             self._bucket.copy(path + name, target + name)
         self.remove(path)
 
     def remove(self, path: str) -> None:
-        """Remove an object or everything below a folder."""
+        """Remove an object or everything below a folder, as long as this process holds its leases."""
+        self._check_leases()
         self._bucket.delete(path)
-        self._known.forget(path)
+        self._records.forget(path)
         self._checked -= {where for where in list(self._checked) if where == path or where.startswith(f"{path}/")}
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
@@ -178,8 +175,8 @@ class S3Backend:
         """Hold a lease: an object that names its holder and is renewed while the holder lives.
 
         A lease is taken over if its process on this machine is dead, or if it was not renewed for a minute of the
-        server's clock. Only its holder renews it, and a holder that lost it commits nothing more. The lease avoids
-        duplicate work; correctness relies on conditional commits alone.
+        server's clock. Only its holder renews it; a holder that lost it, or could not renew it for a minute, commits
+        and removes nothing more. The lease avoids duplicate work; correctness relies on conditional commits alone.
         """
         lease = Lease(self._bucket, path, label, self._create)
         lease.take()
@@ -192,7 +189,7 @@ class S3Backend:
 
     def locked(self, path: str) -> bool:
         """Return whether a process that may be alive holds a lease."""
-        return holder_of(self._bucket, path, self._bucket.about(path)) is not None
+        return holder_of(self._bucket, path, self._bucket.metadata(path)) is not None
 
     def _local(self, path: str, name: str) -> Path:
         return self._cache.folder / "files" / path / name
@@ -251,11 +248,7 @@ class RemoteFile:
         self._cache = cache
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return the bytes of a range.
-
-        Raises:
-            CorruptError: the range lies outside the object, or a block differs from the commit.
-        """
+        """Return the bytes of a range."""
         check_range(offset, size, self.size, where=self._path)
         if size == 0:
             return memoryview(b"")

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from configs.errors import CorruptError
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import Artifact, Record
-from storage.layout import ArtifactRef
-from storage.maintenance.quarantine import revive
+from flowmill.configs.errors import CorruptError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import Artifact, Record
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.quarantine import revive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Record):
-    """The run and batch sizes that an artifact is made with."""
+    """The run and batch sizes that an artifact is created with."""
 
     noun = "a claim"
 
@@ -51,7 +51,7 @@ def next_attempt(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
 
 
 def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactRef:
-    """Return the first attempt that is complete, or that may be made or continued under the claim.
+    """Return the first attempt that is complete, or that may be started or continued under the claim.
 
     Args:
         store: the store; the caller holds the lock of the run.
@@ -73,12 +73,12 @@ def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
         if data is None:
             continue
         try:
-            found = Claim.decode(data, path)
+            current = Claim.decode(data, path)
         except CorruptError:
             return False
-        if found.sizes == ours.sizes:
+        if current.sizes == ours.sizes:
             return True
-        if found.run != ours.run:
+        if current.run != ours.run:
             return False
         # A run continues its own attempt, even with other sizes.
         store.root.remove(path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from configs.errors import StoreError
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
-from storage.artifacts.records import removal_note
-from storage.layout import ArtifactRef
-from storage.maintenance.verify import list_artifacts
+from flowmill.configs.errors import StoreError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RATINGS, LineageEntry, RunFolder, damaged_records, list_runs
+from flowmill.storage.artifacts.records import removal_note
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.verify import list_artifacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +45,13 @@ class Removal:
 
 
 def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
-    """Return the removals under retention rules; artifacts that other runs need stay.
-
-    Raises:
-        StoreError: a record of a kept run is damaged or lost, so its needs are unknown.
-    """
+    """Return the removals under retention rules; artifacts that other runs need stay."""
     _check_records(store, retention.forget)
-    kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
-    named = {str(ref) for run in kept.values() for ref in run.named()}
-    past = _past(kept, retention)
+    remaining = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
+    named = {str(ref) for run in remaining.values() for ref in run.named()}
+    past = _past(remaining, retention)
     removals = [
-        Removal(label=layout.run(name), size=0, reason="the run is given up", trace=False)
+        Removal(label=layout.run(name), size=0, reason=_given_up(RunFolder(store, name)), trace=False)
         for name in sorted(retention.forget)
     ]
     for item in list_artifacts(store):
@@ -69,6 +65,11 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
             removals.append(Removal(label=artifact, size=size, reason=reason, trace=True))
     return removals
+
+
+def _given_up(run: RunFolder) -> str:
+    answers = len(run.series(RATINGS))
+    return "the run is given up" + (f", and {answers} answers of raters with it" if answers else "")
 
 
 def _check_records(store: ArtifactStore, forgotten: Collection[str]) -> None:
@@ -102,13 +103,15 @@ def _left(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
     return [name for name in store.root.list(ref.path) if layout.holds_files(name)]
 
 
-def _past(kept: Mapping[str, RunFolder], retention: Retention) -> set[str]:
+def _past(remaining: Mapping[str, RunFolder], retention: Retention) -> set[str]:
     """Return the artifacts that only past epochs of the selected runs name, and that no run still reads."""
     if retention.keep_epochs is None:
         return set()
     past: set[str] = set()
     needed: set[str] = set()
-    for name, run in kept.items():
+    for name, run in remaining.items():
+        # No stage makes judgments of people again.
+        needed.update(map(str, run.rated()))
         entries = run.entries()
         last = max((entry.epoch for entry in entries), default=0)
         limit = min(last - retention.keep_epochs, _still_read(run, entries) - 1)

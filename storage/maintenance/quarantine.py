@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from configs.errors import CorruptError
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.mirrored_records import put_back
-from storage.artifacts.records import Manifest, Record, ShardRecord, removal_note
-from storage.layout import QUARANTINE, ArtifactRef
-from storage.maintenance.verify import Problem
+from flowmill.configs.errors import CorruptError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.mirrored_records import put_back
+from flowmill.storage.artifacts.records import Manifest, Record, ShardRecord, removal_note
+from flowmill.storage.layout import QUARANTINE, ArtifactRef
+from flowmill.storage.maintenance.verify import Problem
 
 _Record = TypeVar("_Record", bound=Record)
 
@@ -21,7 +21,7 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
     """Move the files of a problem below ``quarantine/``; return the moved paths.
 
     The manifest goes first, so that readers see an incomplete artifact. The record goes last, so that the same damage
-    is found again after a crash in between.
+    appears again after a crash in between.
     """
     ref = problem.ref
     if ref is None:
@@ -36,8 +36,8 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
     else:
         paths = [layout.manifest(ref)]
         if problem.shard is not None:
-            held = store.root.list(ref.path)
-            paths += [f"{ref.path}/{name}" for name in held if name.rpartition("-")[0] == problem.shard]
+            records = store.root.list(ref.path)
+            paths += [f"{ref.path}/{name}" for name in records if name.rpartition("-")[0] == problem.shard]
             paths.append(layout.record(ref, problem.shard))
     return [path for path in paths if _set_aside(store, path)]
 
@@ -56,7 +56,7 @@ def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
     """Restore manifest and records of an artifact that no stage regenerates, and mark its files as removed.
 
     Returns:
-        Whether all were found intact, in place or in quarantine.
+        Whether all are intact, in place or in quarantine.
     """
     path = layout.manifest(ref)
     manifest, data = next(_intact(store, Manifest, path), (None, b""))
@@ -66,14 +66,14 @@ def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
     for shard, digest, _ in manifest.shards:
         place = layout.record(ref, shard)
         records[place] = next(
-            (found for each, found in _intact(store, ShardRecord, place) if each.digest == digest), b""
+            (content for each, content in _intact(store, ShardRecord, place) if each.digest == digest), b""
         )
     if not all(records.values()):
         return False
     # The manifest goes last, so that it is still missing after a crash in between.
     store.root.create(layout.removed(ref), removal_note(ref, reason))
-    for place, found in [*records.items(), (path, data)]:
-        store.root.create(place, found)
+    for place, content in [*records.items(), (path, data)]:
+        store.root.create(place, content)
     return True
 
 

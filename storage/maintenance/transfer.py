@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from configs.errors import CommitLostError, RunConflictError
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.fit_names import fits_of
-from storage.artifacts.lineage import RunFolder, records_of
-from storage.artifacts.records import ShardRecord
-from storage.backends.base import PART
-from storage.layout import ArtifactRef
+from flowmill.configs.errors import CommitLostError, RunConflictError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.fit_names import fits_of
+from flowmill.storage.artifacts.lineage import RunFolder, records_of
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.backends.base import PART
+from flowmill.storage.layout import ArtifactRef
 
 _PIECE = 4 * PART
 
@@ -37,11 +37,6 @@ def copy_run(
 
     Returns:
         Counts of artifacts, shards and bytes copied.
-
-    Raises:
-        RunConflictError: the target has another run of this name, or another fit.
-        CorruptError: the source is damaged.
-        CommitLostError: the target has different content under the same name.
     """
     _check_same(source, target, run)
     fitted = _fits(source, target, fits)
@@ -71,7 +66,7 @@ def copy_run(
 
 def _fits(source: ArtifactStore, target: ArtifactStore, names: Collection[str]) -> dict[str, ArtifactRef]:
     """Return finished fits by the paths of their records; raise RunConflictError if the target has another there."""
-    found = {}
+    refs = {}
     for name in names:
         present = fits_of(target, name)
         for number, ref in fits_of(source, name).items():
@@ -81,8 +76,8 @@ def _fits(source: ArtifactStore, target: ArtifactStore, names: Collection[str]) 
                     "Copy to another root."
                 )
             if source.manifest(ref) is not None:
-                found[layout.fit(name, number)] = ref
-    return found
+                refs[layout.fit(name, number)] = ref
+    return refs
 
 
 def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:

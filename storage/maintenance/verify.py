@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.errors import CorruptError, StoreError
-from storage import layout
-from storage.artifacts.checkpoints import damaged_checkpoints
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.fit_names import damaged_fits
-from storage.artifacts.lineage import LineageEntry, damaged_records, list_runs, readable_entries
-from storage.artifacts.records import Manifest, RemovalNote, ShardRecord
-from storage.backends.checksums import check_size
-from storage.layout import KINDS, ArtifactRef
-from storage.trajectories.arrow_files import arrow_file
+from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checkpoints import damaged_checkpoints
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.fit_names import damaged_fits
+from flowmill.storage.artifacts.lineage import LineageEntry, damaged_records, list_runs, readable_entries
+from flowmill.storage.artifacts.records import Manifest, RemovalNote, ShardRecord
+from flowmill.storage.backends.checksums import check_size
+from flowmill.storage.layout import KINDS, ArtifactRef
+from flowmill.storage.trajectories.arrow_files import arrow_file
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
@@ -26,11 +26,7 @@ def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
 
 
 def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
-    """Return everything about one artifact.
-
-    Raises:
-        StoreError: no artifact, or more than one, has this name.
-    """
+    """Return all details of one artifact."""
     ref = find_ref(store, name)
     manifest, records = store.manifest(ref), store.records(ref)
     described: dict[str, Any] = {"artifact": str(ref), "complete": manifest is not None, "removed": store.removed(ref)}
@@ -58,7 +54,7 @@ class Problem:
     kind: str
     """missing, corrupt or orphaned."""
     message: str
-    """The content found and the content expected."""
+    """The actual content and the expected content."""
     path: str = ""
     """The only path to quarantine: a run's record, or an optional part of an artifact."""
 
@@ -72,8 +68,8 @@ def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
     """Check every record and manifest; return counts and one line per problem."""
     refs, problems, files = list_refs(store), _of_runs(store), 0
     for ref in refs:
-        found, count = check_artifact(store, ref, deep=deep)
-        problems += found
+        faults, count = check_artifact(store, ref, deep=deep)
+        problems += faults
         files += count
     return {
         "artifacts": len(refs),
@@ -91,8 +87,8 @@ def find_problems(store: ArtifactStore, *, deep: bool) -> list[Problem]:
 
 
 def _of_runs(store: ArtifactStore) -> list[Problem]:
-    found = damaged_records(store)
-    records = [Problem(ref=None, shard=None, kind=loss.kind, message=loss.message, path=loss.path) for loss in found]
+    losses = damaged_records(store)
+    records = [Problem(ref=None, shard=None, kind=loss.kind, message=loss.message, path=loss.path) for loss in losses]
     fits = [
         Problem(ref=ref, shard=None, kind=loss.kind, message=loss.message, path="" if ref else loss.path)
         for loss, ref in damaged_fits(store)
@@ -235,18 +231,14 @@ def list_refs(store: ArtifactStore) -> list[ArtifactRef]:
 
 
 def find_ref(store: ArtifactStore, name: str) -> ArtifactRef:
-    """Return the artifact ``kind/id``; the kind may be left out and the id shortened.
-
-    Raises:
-        StoreError: no artifact, or more than one, has this name.
-    """
-    found = [ref for ref in list_refs(store) if str(ref).startswith(name) or ref.id.startswith(name)]
-    exact = [ref for ref in found if str(ref) == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if not found:
+    """Return the artifact ``kind/id``; the kind may be left out and the id shortened."""
+    matches = [ref for ref in list_refs(store) if str(ref).startswith(name) or ref.id.startswith(name)]
+    exact = [ref for ref in matches if str(ref) == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if not matches:
         raise StoreError(f"There is no artifact '{name}' in '{store.root.uri}'. 'flowmill store ls' lists them.")
-    raise StoreError(f"'{name}' is the beginning of {len(found)} artifacts: {', '.join(map(str, found[:5]))} ...")
+    raise StoreError(f"'{name}' is the beginning of {len(matches)} artifacts: {', '.join(map(str, matches[:5]))} ...")
 
 
 def users_of(store: ArtifactStore) -> dict[str, set[str]]:

@@ -5,12 +5,12 @@ A new store is one file here with a class that implements ``base.TrajectoryStore
 
 from __future__ import annotations
 
-from configs.registry import Table
+from flowmill.configs.registry import Table
 
 TRAJECTORY_STORES = Table(
     {
-        "webdataset": "storage.trajectories.webdataset:WebDatasetStore",
-        "parquet": "storage.trajectories.parquet:ParquetStore",
+        "webdataset": "flowmill.storage.trajectories.webdataset:WebDatasetStore",
+        "parquet": "flowmill.storage.trajectories.parquet:ParquetStore",
     },
-    like="storage.trajectories.base:TrajectoryStore",
+    like="flowmill.storage.trajectories.base:TrajectoryStore",
 )

@@ -6,8 +6,8 @@ import io
 
 import pyarrow as pa
 
-from storage.backends.base import Blob
-from storage.backends.mapped_file import MappedFile
+from flowmill.storage.backends.base import Blob
+from flowmill.storage.backends.mapped_file import MappedFile
 
 
 def arrow_file(blob: Blob) -> pa.NativeFile:

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import CorruptError
-from configs.fingerprint import canonical_json
-from storage.artifacts.row_digest import Contents
-from storage.artifacts.shard_files import Files
-from storage.backends.base import Blob, FileEntry
-from storage.backends.checksums import REMEDY
-from storage.trajectories.arrays import stored_dtype
-from storage.trajectories.media import MediaFormat, Sound, decode, decode_sound
+from flowmill.configs.errors import CorruptError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.artifacts.shard_files import Files
+from flowmill.storage.backends.base import Blob, FileEntry
+from flowmill.storage.backends.checksums import REMEDY
+from flowmill.storage.trajectories.arrays import stored_dtype
+from flowmill.storage.trajectories.media import MediaFormat, Sound, decode, decode_sound
 
 #: Fields of a sample that are stored as raw arrays if present, in this order, with their descriptions.
 ARRAYS = {
@@ -36,7 +36,6 @@ ARRAYS = {
     "tokens": "Token ids of prompt and completion (L,), int32.",
     "token_mask": "1 for each token the policy chose (L,), uint8.",
     "final": "Latents the sampling ended in.",
-    "modality_log_probs": "Log-probs of the trained steps by modality (S, M), mean over each one's latents, float32.",
     "sampled_log_probs": "Log-probs of chosen tokens as the sampler computed them (S,), float32.",
     "finish": "Why a text ended (1,), uint8.",
     "text": "UTF-8 of a completion (bytes,), uint8.",
@@ -62,7 +61,7 @@ class Sample:
     seed: int
     """Seed of the initial noise."""
     policy: str
-    """Artifact of the policy that made it."""
+    """Artifact of the policy that sampled it."""
     sigmas: Sequence[float]
     """Noise levels of the whole schedule, [T + 1] from 1 to 0."""
     media: np.ndarray | None = None
@@ -95,18 +94,16 @@ class Sample:
     """(1,) uint8 reason why a text ended."""
     text: np.ndarray | None = None
     """(bytes,) uint8 UTF-8 of a completion, for rewards and for display."""
-    modality_log_probs: np.ndarray | None = None
-    """(S, M) float32 behavior log-probs by modality, mean over its latent dims; None for a single modality."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the stored arrays by name, contiguous."""
-        found = {name: getattr(self, name) for name in ARRAYS}
-        return {name: np.ascontiguousarray(array) for name, array in found.items() if array is not None}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of ``schema.SAMPLES`` without those about payloads."""
+        """Return the columns of ``schema.SAMPLES`` without those of payloads."""
         plain = ("sample_id", "prompt_id", "group_id", "prompt", "epoch", "replica", "seed", "policy")
         return {
             **{name: getattr(self, name) for name in plain},
@@ -131,7 +128,8 @@ class TrajectoryShard:
     """A shard opened for reading: its table is in memory, its payloads are read in ranges on demand."""
 
     def __init__(self, table: pa.Table, payloads: Callable[[], Blob], where: str) -> None:
-        """Bind a table of ``storage.trajectories.schema.SAMPLES`` to the function that opens its payload file."""
+        """Bind a table of ``flowmill.storage.trajectories.schema.SAMPLES`` to the function that opens its payload
+        file."""
         self.table = table
         self._payloads = payloads
         self._blob: Blob | None = None
@@ -141,8 +139,8 @@ class TrajectoryShard:
         """Return the shard with some of its samples."""
         import pyarrow.compute as pc
 
-        kept = pc.is_in(self.table.column("sample_id"), value_set=sample_ids)
-        return TrajectoryShard(self.table.filter(kept), self._payloads, self._where)
+        mask = pc.is_in(self.table.column("sample_id"), value_set=sample_ids)
+        return TrajectoryShard(self.table.filter(mask), self._payloads, self._where)
 
     @cached_property
     def _stored(self) -> _Stored:
@@ -154,19 +152,15 @@ class TrajectoryShard:
 
     def shape(self, name: str, row: int) -> tuple[int, ...]:
         """Return the shape of a stored array of a row; empty if there is none."""
-        found = self._stored.find(row, name)
-        return () if found is None else found[0].shape
+        place = self._stored.find(row, name)
+        return () if place is None else place[0].shape
 
     def array(self, name: str, row: int) -> np.ndarray:
-        """Return a stored array of a row, without decoding; read-only.
-
-        Raises:
-            CorruptError: there is no array of this name, or the byte range does not hold it.
-        """
-        found = self._stored.find(row, name)
-        if found is None:
+        """Return a stored array of a row, without decoding; read-only."""
+        place = self._stored.find(row, name)
+        if place is None:
             raise CorruptError(f"{self._where}: row {row} has no {name}; the rollout did not store any.")
-        kind, offset, size = found
+        kind, offset, size = place
         if size != kind.size:
             raise CorruptError(
                 f"{self._where}: {name} of row {row} are {size} bytes, but shape {list(kind.shape)} of {kind.dtype} "
@@ -176,11 +170,7 @@ class TrajectoryShard:
         return np.ndarray(kind.shape, kind.dtype, self._read(offset, size))
 
     def final_latents(self, row: int) -> np.ndarray:
-        """Return the final latents of a row, float32.
-
-        Raises:
-            CorruptError: there are none, or the byte range does not hold them.
-        """
+        """Return the final latents of a row, float32."""
         states = self.table.column("states")[row].as_py()
         last = len(self.table.column("sigmas")[row]) - 1
         if self._stored.find(row, "final") is None and last in states:
@@ -188,40 +178,24 @@ class TrajectoryShard:
         return np.asarray(self.array("final", row), np.float32)
 
     def text(self, row: int) -> str | None:
-        """Return the text of a row, None for samples that are not texts.
-
-        Raises:
-            CorruptError: the byte range does not hold the text.
-        """
+        """Return the text of a row, None for samples that are not texts."""
         if self._stored.find(row, "text") is None:
             return None
         return bytes(self.array("text", row)).decode("utf-8", errors="replace")
 
     def media(self, row: int) -> np.ndarray:
-        """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8.
-
-        Raises:
-            CorruptError: there are no media, or they cannot be decoded.
-        """
+        """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8."""
         return decode(self.media_file(row), self.media_format(row), where=f"{self._where}: media of row {row}")
 
     def sound(self, row: int) -> Sound:
-        """Return the sound of a row's clip.
-
-        Raises:
-            CorruptError: there is no sound, or it cannot be decoded.
-        """
-        found = self.sound_of(row)
-        if found is None:
+        """Return the sound of a row's clip."""
+        sound = self.sound_of(row)
+        if sound is None:
             raise CorruptError(f"{self._where}: the clip of row {row} has no sound; the model that made it makes none.")
-        return found
+        return sound
 
     def sound_of(self, row: int) -> Sound | None:
-        """Return the sound of a row's clip, None if it has none.
-
-        Raises:
-            CorruptError: the sound cannot be decoded.
-        """
+        """Return the sound of a row's clip, None if it has none."""
         if self.media_format(row) != "mp4":
             return None
         return decode_sound(self.media_file(row), where=f"{self._where}: media of row {row}")
@@ -231,11 +205,7 @@ class TrajectoryShard:
         return str(self.table.column("media_format")[row].as_py())
 
     def media_file(self, row: int) -> memoryview:
-        """Return the encoded media of a row.
-
-        Raises:
-            CorruptError: the row has no media.
-        """
+        """Return the encoded media of a row."""
         if not self.media_format(row):
             raise CorruptError(f"{self._where}: row {row} has no media.")
         return self._read(self.table.column("media_offset")[row].as_py(), self.table.column("media_size")[row].as_py())
@@ -257,11 +227,7 @@ class _Kind(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, dtype: str, shape: tuple[int, ...], where: str) -> _Kind:
-        """Return the kind of an array from its description in a table.
-
-        Raises:
-            CorruptError: the description is invalid.
-        """
+        """Return the kind of an array from its description in a table."""
         try:
             kind = stored_dtype(dtype, shape)
         except ValueError:
@@ -283,9 +249,9 @@ class _Stored:
         # Items of memoryviews are plain integers.
         self._offsets, self._sizes = (memoryview(entries.field(name).to_numpy()) for name in ("offset", "size"))
         names, dtypes = (entries.field(name).to_pylist() for name in ("name", "dtype"))
-        about = zip(names, dtypes, _tuples(entries.field("shape")), strict=True)
+        layouts = zip(names, dtypes, _tuples(entries.field("shape")), strict=True)
         numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
-        self._numbers = array("i", [numbers.setdefault(each, len(numbers)) for each in about])
+        self._numbers = array("i", [numbers.setdefault(each, len(numbers)) for each in layouts])
         self._kinds = [_Kind.parse(*each, where) for each in numbers]
 
     def find(self, row: int, name: str) -> tuple[_Kind, int, int] | None:
@@ -314,19 +280,11 @@ class TrajectoryWriter(Protocol):
     """Writes the files of one shard. The bytes do not depend on the split of samples over calls of ``add``."""
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Append samples.
-
-        Raises:
-            ConfigError: the media format cannot hold their media.
-        """
+        """Append samples."""
         ...
 
     def end(self) -> Sequence[FileEntry]:
-        """Write the rest; return the entries of files whose checksums were computed while they were written.
-
-        Raises:
-            StoreError: the format cannot hold these samples in one shard.
-        """
+        """Write the rest; return the entries of files whose checksums were computed while they were written."""
         ...
 
 
@@ -338,9 +296,5 @@ class TrajectoryStore(Protocol):
         ...
 
     def open(self, files: Files) -> TrajectoryShard:
-        """Open a shard.
-
-        Raises:
-            CorruptError: the table does not match the schema.
-        """
+        """Open a shard."""
         ...

@@ -21,18 +21,18 @@ from typing import IO, Any
 import numpy as np
 import xxhash
 
-from configs.errors import CorruptError, NotCommittedError
-from configs.fingerprint import fingerprint, hash_text
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import ShardRecord
-from storage.backends.base import Blob
-from storage.layout import ArtifactRef
-from storage.trajectories.arrays import stored_dtype
+from flowmill.configs.errors import CorruptError, NotCommittedError
+from flowmill.configs.fingerprint import fingerprint, hash_text
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.backends.base import Blob
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.arrays import stored_dtype
 
 ROWS = "rows.json"
 #: Limits on open files, and on the bytes of rows in memory.
 _MAX_OPEN = 16
-_KEPT_BYTES = 256_000_000
+_MAX_BYTES = 256_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Rows:
     arrays: Mapping[str, np.ndarray]
     """(N, ...) by name."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """The dtype of an array where NumPy lacks it: ``bfloat16``, held as uint16."""
+    """The dtype of an array where NumPy lacks it: ``bfloat16``, stored as uint16."""
 
 
 def embedding_key(text: str) -> str:
@@ -90,8 +90,8 @@ class EmbeddingWriter:
         file = self._stack.enter_context((self._folder / f"{name}.npy").open("wb"))
         header = np.lib.format.header_data_from_array_1_0(array)
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (len(self._keys), *array.shape[1:])})
-        about = {"dtype": dtype, "stored": array.dtype.str, "shape": list(array.shape[1:]), "offset": file.tell()}
-        self._tensors[name], self._files[name] = about, file
+        entry = {"dtype": dtype, "stored": array.dtype.str, "shape": list(array.shape[1:]), "offset": file.tell()}
+        self._tensors[name], self._files[name] = entry, file
 
     def _hash(self, row: Mapping[str, np.ndarray]) -> str:
         digest = xxhash.xxh3_128()
@@ -121,8 +121,8 @@ class EmbeddingCache:
         self._shards: list[_Shard] = []
         self._seen: set[str] = set()
         self._open: OrderedDict[tuple[int, str], Blob] = OrderedDict()
-        self._kept: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
-        self._kept_bytes = 0
+        self._rows: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
+        self._rows_bytes = 0
         self._lock = threading.RLock()
 
     def missing(self, texts: Sequence[str]) -> list[str]:
@@ -131,12 +131,7 @@ class EmbeddingCache:
         return [text for text in dict.fromkeys(texts) if embedding_key(text) not in self._where]
 
     def load(self, texts: Sequence[str]) -> Rows:
-        """Return (len(texts), ...) arrays in the order of the texts.
-
-        Raises:
-            NotCommittedError: a text has not been encoded.
-            CorruptError: a shard is damaged, or shards hold different tensors.
-        """
+        """Return (len(texts), ...) arrays in the order of the texts."""
         keys = self._keys(texts)
         with self._lock:
             rows = [self._row(key) for key in keys]
@@ -145,7 +140,7 @@ class EmbeddingCache:
             raise CorruptError(f"{self.ref}: its shards hold other tensors than {', '.join(tensors)}.")
         arrays = {name: np.stack([row[name] for row in rows]) for name in tensors}
         bits = {
-            name: about["dtype"] for name, about in tensors.items() if str(np.dtype(about["stored"])) != about["dtype"]
+            name: entry["dtype"] for name, entry in tensors.items() if str(np.dtype(entry["stored"])) != entry["dtype"]
         }
         return Rows(arrays, bits)
 
@@ -168,23 +163,23 @@ class EmbeddingCache:
 
     def _row(self, key: str) -> dict[str, np.ndarray]:
         """Return the row of a key, from memory if it was used recently."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
+        if key in self._rows:
+            self._rows.move_to_end(key)
+            return self._rows[key]
         number, row = self._where[key]
-        found = {name: self._read(number, name, row) for name in self._shards[number].tensors}
-        self._kept[key] = found
-        self._kept_bytes += _size(found)
-        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
-        return found
+        tensors = {name: self._read(number, name, row) for name in self._shards[number].tensors}
+        self._rows[key] = tensors
+        self._rows_bytes += _size(tensors)
+        while self._rows_bytes > _MAX_BYTES and len(self._rows) > 1:
+            self._rows_bytes -= _size(self._rows.popitem(last=False)[1])
+        return tensors
 
     def _read(self, number: int, name: str, row: int) -> np.ndarray:
-        about = self._shards[number].tensors[name]
-        dtype = np.dtype(about["stored"])
-        size = dtype.itemsize * math.prod(about["shape"])
-        data = self._blob(number, name).read(about["offset"] + row * size, size)
-        return np.frombuffer(bytes(data), dtype).reshape(about["shape"])
+        entry = self._shards[number].tensors[name]
+        dtype = np.dtype(entry["stored"])
+        size = dtype.itemsize * math.prod(entry["shape"])
+        data = self._blob(number, name).read(entry["offset"] + row * size, size)
+        return np.frombuffer(bytes(data), dtype).reshape(entry["shape"])
 
     def _blob(self, number: int, name: str) -> Blob:
         if (number, name) not in self._open:
@@ -221,11 +216,11 @@ def _check(shard: _Shard, count: int) -> None:
     # A shard is empty if another run encoded all its rows in the meantime.
     if len(shard.hashes) != count or bool(shard.tensors) != bool(count):
         raise ValueError(f"{len(shard.hashes)} hashes and {len(shard.tensors)} tensors for {count} rows")
-    for name, about in shard.tensors.items():
-        stored_dtype(about["stored"], about["shape"])
-        plain = all(type(n) is int and n >= 0 for n in about["shape"])
-        if not plain or type(about["offset"]) is not int or "/" in name:
-            raise ValueError(f"'{name}' is {about}")
+    for name, entry in shard.tensors.items():
+        stored_dtype(entry["stored"], entry["shape"])
+        plain = all(type(n) is int and n >= 0 for n in entry["shape"])
+        if not plain or type(entry["offset"]) is not int or "/" in name:
+            raise ValueError(f"'{name}' is {entry}")
 
 
 def _size(row: Mapping[str, np.ndarray]) -> int:

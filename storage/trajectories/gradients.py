@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import CorruptError
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import ShardRecord
-from storage.backends.base import Blob
-from storage.backends.checksums import REMEDY
-from storage.layout import ArtifactRef
-from storage.trajectories.arrays import stored_dtype
-from storage.trajectories.tables import read_shard, write_rows
+from flowmill.configs.errors import CorruptError
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.backends.base import Blob
+from flowmill.storage.backends.checksums import REMEDY
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.arrays import stored_dtype
+from flowmill.storage.trajectories.tables import read_shard, write_rows
 
 PAYLOADS = "gradients.bin"
 
@@ -41,12 +41,12 @@ def write_gradients(
         for array in directions:
             offsets.append(-1 if array is None else position)
             position += 0 if array is None else file.write(np.ascontiguousarray(array).tobytes())
-    about: dict[str, Sequence[Any]] = {
+    properties: dict[str, Sequence[Any]] = {
         "dtype": ["" if array is None else str(array.dtype) for array in directions],
         "shape": [[] if array is None else list(array.shape) for array in directions],
         "offset": offsets,
     }
-    write_rows("gradients", folder, {**columns, **about}, labels)
+    write_rows("gradients", folder, {**columns, **properties}, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,7 @@ class StoredGradients:
     """The gradients of one reward for samples of any number of artifacts; payloads are read on demand."""
 
     def __init__(self, store: ArtifactStore, refs: Sequence[ArtifactRef]) -> None:
-        """Read the tables.
-
-        Raises:
-            CorruptError: a table is damaged.
-        """
+        """Read the tables."""
         self._store = store
         self._rows: dict[str, _GradientRow] = {}
         self._blobs: dict[tuple[ArtifactRef, str], Blob] = {}
@@ -81,11 +77,7 @@ class StoredGradients:
                     self._rows[sample] = _GradientRow(ref, record, rms, dtype, tuple(shape), offset)
 
     def rms(self, sample_id: str) -> float:
-        """Return the root mean square of a sample's gradient; 0 without one.
-
-        Raises:
-            CorruptError: no artifact has the sample.
-        """
+        """Return the root mean square of a sample's gradient; 0 without one."""
         return self._row(sample_id).rms
 
     def rounding(self, sample_id: str) -> float:
@@ -94,11 +86,7 @@ class StoredGradients:
         return 0.0 if row.offset < 0 else row.rms * float(np.finfo(row.dtype).eps)
 
     def of(self, sample_id: str) -> np.ndarray | None:
-        """Return the (...) float32 gradient of a sample, None if it has none.
-
-        Raises:
-            CorruptError: no artifact has the sample, or its payload is missing.
-        """
+        """Return the (...) float32 gradient of a sample, None if it has none."""
         row = self._row(sample_id)
         if row.offset < 0:
             return None
@@ -110,8 +98,8 @@ class StoredGradients:
         if key not in self._blobs:
             self._blobs[key] = self._store.files(row.ref, row.record).blob(PAYLOADS)
         data = self._blobs[key].read(row.offset, math.prod(row.shape) * kind.itemsize)
-        found: np.ndarray = np.ndarray(row.shape, kind, data).astype(np.float32) * np.float32(row.rms)
-        return found
+        gradient: np.ndarray = np.ndarray(row.shape, kind, data).astype(np.float32) * np.float32(row.rms)
+        return gradient
 
     def _row(self, sample_id: str) -> _GradientRow:
         if sample_id not in self._rows:

@@ -12,10 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from configs.errors import ConfigError, CorruptError
-from configs.extras import require_extra
+from flowmill.configs.errors import ConfigError, CorruptError, first_line
+from flowmill.configs.extras import require_extra
 
 FORMATS = ("png", "webp", "mp4")
+#: The same by the names of Pillow and FFmpeg.
+_PICTURES, _CLIPS = ("PNG", "WEBP"), "mp4"
 _LAYOUTS = {1: "mono", 2: "stereo"}
 
 
@@ -55,11 +57,7 @@ class MediaFormat:
     """Codec of sound: flac is lossless, aac is supported by every player."""
 
     def choose(self, media: np.ndarray) -> str:
-        """Return the format for an image (H, W, 3) or a clip (F, H, W, 3).
-
-        Raises:
-            ConfigError: the configured format cannot hold it.
-        """
+        """Return the format for an image (H, W, 3) or a clip (F, H, W, 3)."""
         clip = media.ndim == 4
         name = ("mp4" if clip else "png") if self.name == "auto" else self.name
         if clip != (name == "mp4"):
@@ -85,40 +83,34 @@ DEFAULT_MEDIA = MediaFormat()
 
 
 def decode(data: bytes | memoryview, name: str, *, where: str) -> np.ndarray:
-    """Return the image (H, W, 3) or clip (F, H, W, 3) in a file, uint8.
-
-    Raises:
-        CorruptError: the file cannot be decoded.
-    """
+    """Return the image (H, W, 3) or clip (F, H, W, 3) in a file, uint8."""
     try:
         if name == "mp4":
             return _decode_clip(bytes(data))
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=_PICTURES) as image:
             return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise CorruptError(f"{where} cannot be decoded as {name}: {error}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+        raise CorruptError(f"{where} cannot be decoded as {name}: {first_line(error)}") from None
 
 
 def decode_sound(data: bytes | memoryview, *, where: str) -> Sound | None:
-    """Return the sound of an mp4, None for a clip without sound.
-
-    Raises:
-        CorruptError: the sound cannot be decoded.
-    """
+    """Return the sound of an mp4, None for a clip without sound."""
     av = _av()
     try:
-        with av.open(io.BytesIO(bytes(data))) as container:
+        with av.open(io.BytesIO(data), format=_CLIPS) as container:
             if not container.streams.audio:
                 return None
             stream = container.streams.audio[0]
             parts = [frame.to_ndarray().reshape(-1, stream.channels) for frame in container.decode(stream)]
             return Sound(samples=np.concatenate(parts), rate=stream.rate)
-    except (OSError, ValueError) as error:
-        raise CorruptError(f"The sound of {where} cannot be decoded: {error}") from None
+    except Exception as error:  # noqa: BLE001 - as above
+        raise CorruptError(f"The sound of {where} cannot be decoded: {first_line(error)}") from None
 
 
 #: Options for deterministic bytes: otherwise x264's lookahead at half-size frames depends on the content of memory, and
-#: about one clip in a hundred differs.
+#: one clip in a hundred or so differs.
 _STEADY = {"bf": "0", "x264-params": "rc-lookahead=0:sync-lookahead=0:mbtree=0:weightp=0:scenecut=0"}
 
 
@@ -155,7 +147,7 @@ def _sound_stream(container: Any, sound: Sound, codec: str) -> Any:
 
 def _decode_clip(data: bytes) -> np.ndarray:
     av = _av()
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), format=_CLIPS) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 

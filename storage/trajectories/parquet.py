@@ -17,15 +17,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import CorruptError, StoreError
-from storage.artifacts.shard_files import Files
-from storage.backends.base import FileEntry
-from storage.backends.mapped_file import MappedFile
-from storage.trajectories.arrays import array_entry
-from storage.trajectories.arrow_files import arrow_file
-from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
-from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
-from storage.trajectories.schema import SAMPLES, column, read_table, versioned
+from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.storage.artifacts.shard_files import Files
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.backends.mapped_file import MappedFile
+from flowmill.storage.trajectories.arrays import array_entry
+from flowmill.storage.trajectories.arrow_files import arrow_file
+from flowmill.storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
+from flowmill.storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from flowmill.storage.trajectories.schema import SAMPLES, column, read_table, versioned
 
 FILE = "samples.parquet"
 _OFFSETS = "flowmill.offsets"
@@ -46,11 +46,7 @@ class ParquetStore:
         return ParquetWriter(folder / FILE, media)
 
     def open(self, files: Files) -> TrajectoryShard:
-        """Open a shard.
-
-        Raises:
-            CorruptError: the file is not a samples table, or lacks the offsets of its payloads.
-        """
+        """Open a shard."""
         table = read_table(files, FILE, SAMPLES)
         metadata = pq.read_metadata(arrow_file(files.blob(FILE))).metadata or {}
         places = json.loads(metadata.get(_OFFSETS.encode(), b"null"))
@@ -80,16 +76,14 @@ class ParquetWriter:
         self._rows += [_Row.of(sample, self._media) for sample in samples]
 
     def end(self) -> Sequence[FileEntry]:
-        """Write the row groups, then the offsets of all payloads.
-
-        Raises:
-            StoreError: the samples hold different arrays, or a payload is not found at its expected offset.
-        """
+        """Write the row groups, then the offsets of all payloads."""
         samples = [row.sample for row in self._rows]
-        held = {tuple(sample.arrays()) for sample in samples}
-        if len(held) > 1:
-            raise StoreError(f"The samples of one shard hold different arrays: {sorted(held)}. Use store 'webdataset'.")
-        payloads = [*(held.pop() if held else ()), _MEDIA]
+        combinations = {tuple(sample.arrays()) for sample in samples}
+        if len(combinations) > 1:
+            raise StoreError(
+                f"The samples of one shard hold different arrays: {sorted(combinations)}. Use store 'webdataset'."
+            )
+        payloads = [*(combinations.pop() if combinations else ()), _MEDIA]
         schema = _schema(samples, payloads)
         places: dict[str, list[int]] = {name: [] for name in payloads}
         with self._path.open("wb") as file, _writer(file, schema, payloads) as writer:
@@ -180,11 +174,7 @@ def _locate(
     columns: dict[str, pa.DataType],
     places: dict[str, list[int]],
 ) -> None:
-    """Append the offset of each payload of a row group to ``places``, in file order; each is compared with its source.
-
-    Raises:
-        StoreError: a value is not at its expected offset, as this pyarrow uses another file layout.
-    """
+    """Append the offsets of payloads of a row group to ``places``, in file order, and compare each with its source."""
     blob = MappedFile(path)
     position = start
     for name, kind in columns.items():

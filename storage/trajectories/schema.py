@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import CorruptError
-from storage.artifacts.shard_files import Files
-from storage.trajectories.arrow_files import arrow_file
+from flowmill.configs.errors import CorruptError
+from flowmill.storage.artifacts.shard_files import Files
+from flowmill.storage.trajectories.arrow_files import arrow_file
 
 #: 2 moved latents and means into ``arrays``, which holds any number of arrays of a sample.
 SCHEMA_VERSION = 2
@@ -49,7 +49,7 @@ PROMPTS = pa.schema(
 #: The prompts of an epoch, in the order of its groups.
 CHOICES = pa.schema([_PROMPT, column("reason", pa.string(), "Why the sampler of prompts chose it.")])
 
-#: The knowledge of a sampler of prompts about each prompt that was drawn.
+#: What a sampler of prompts has recorded of each prompt that was drawn.
 PROMPT_STATES = pa.schema(
     [
         _PROMPT,
@@ -117,7 +117,7 @@ ADVANTAGES = pa.schema(
     ]
 )
 
-#: Columns for tools that read many artifacts at once; redundant within one artifact. Tables of 0.1.0 lack them.
+#: Columns for tools that read many artifacts at once; redundant within one artifact. Tables before 0.3.0 lack them.
 OF_ARTIFACT = pa.schema([column("artifact", pa.string(), "Artifact of the samples, kind/id: the other half of a key.")])
 OF_REWARD = pa.schema(
     [
@@ -165,15 +165,6 @@ TOKEN_ADVANTAGES = pa.schema(
 )
 
 
-#: Advantages of modalities, in the same rows as those of samples, if rewards name one; null if it is excluded.
-MODALITY_ADVANTAGES = pa.schema(
-    [
-        _SAMPLE,
-        column("modalities", pa.list_(pa.string()), "Names of the modalities, in the order of their latents."),
-        column("modality_advantages", pa.list_(pa.float32()), "Advantage of each modality.", nullable=True),
-    ]
-)
-
 #: In the same rows as advantages, if the best turn of a sample counts.
 RETURN_TURNS = pa.schema([_SAMPLE, column("turn", pa.int32(), "Turn that the rewards are of.")])
 
@@ -212,11 +203,7 @@ def versioned(schema: pa.Schema) -> pa.Schema:
 
 
 def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
-    """Read a table and check it against the schema; additional columns are not read.
-
-    Raises:
-        CorruptError: a column is missing or of another type, or the file is newer than this reader.
-    """
+    """Read a table and check it against the schema; additional columns are not read."""
     where, blob = f"{files.where}/{name}", files.blob(name)
     try:
         file = pq.ParquetFile(arrow_file(blob))
@@ -226,13 +213,13 @@ def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
                 f"{where} has schema version {version}; this version reads up to {SCHEMA_VERSION}. Upgrade flowmill."
             )
         older = version == 1 and schema.equals(SAMPLES)
-        wanted = _SAMPLES_1 if older else schema
+        required = _SAMPLES_1 if older else schema
         present = set(file.schema_arrow.names)
         # One thread: shards are small, and starting threads would cost more than reading.
-        table = file.read(columns=[column for column in wanted.names if column in present], use_threads=False)
+        table = file.read(columns=[column for column in required.names if column in present], use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise CorruptError(f"{where} is not a readable Parquet file: {error}") from None
-    _check_columns(table, wanted, where)
+    _check_columns(table, required, where)
     return _from_version_1(table) if older else table
 
 
@@ -243,20 +230,20 @@ def _check_columns(table: pa.Table, schema: pa.Schema, where: str) -> None:
         index = table.schema.get_field_index(expected.name)
         if index < 0:
             raise CorruptError(f"{where} has no column '{expected.name}'; it is not a table of this kind.")
-        found = table.schema.field(index).type
-        if not _same_type(found, expected.type):
-            raise CorruptError(f"{where}: column '{expected.name}' is {found}, expected {expected.type}.")
+        kind = table.schema.field(index).type
+        if not _same_type(kind, expected.type):
+            raise CorruptError(f"{where}: column '{expected.name}' is {kind}, expected {expected.type}.")
 
 
-def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
-    if pa.types.is_list(found) and pa.types.is_list(expected):
-        return _same_type(found.value_type, expected.value_type)
-    if pa.types.is_struct(found) and pa.types.is_struct(expected):
+def _same_type(actual: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_list(actual) and pa.types.is_list(expected):
+        return _same_type(actual.value_type, expected.value_type)
+    if pa.types.is_struct(actual) and pa.types.is_struct(expected):
         names = [field.name for field in expected]
-        return [field.name for field in found] == names and all(
-            _same_type(found.field(name).type, expected.field(name).type) for name in names
+        return [field.name for field in actual] == names and all(
+            _same_type(actual.field(name).type, expected.field(name).type) for name in names
         )
-    return bool(found == expected)
+    return bool(actual == expected)
 
 
 _LATENTS_1 = ("latents_dtype", "latents_shape", "latents_offset", "latents_size", "means_offset", "means_size")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import CorruptError, NotCommittedError
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.trajectories.arrow_files import arrow_file
-from storage.trajectories.schema import REFERENCES, versioned
+from flowmill.configs.errors import CorruptError, NotCommittedError
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.arrow_files import arrow_file
+from flowmill.storage.trajectories.schema import REFERENCES, versioned
 
 FILE = "references.parquet"
 #: Images per row group, which is the unit of writing and reading.
@@ -49,22 +49,17 @@ class ReferenceFiles:
         """Its name in messages."""
 
     def read(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Return the files of images by key.
-
-        Raises:
-            NotCommittedError: the artifact holds no such image.
-            CorruptError: its table is damaged.
-        """
-        wanted: dict[int, dict[str, int]] = {}
+        """Return the files of images by key."""
+        requested: dict[int, dict[str, int]] = {}
         for key in keys:
             if key not in self._places:
                 raise NotCommittedError(f"{self._ref} holds no image {key}, which none of its prompts starts from.")
-            wanted.setdefault(self._places[key] // _TOGETHER, {})[key] = self._places[key] % _TOGETHER
-        found: dict[str, bytes] = {}
-        for group, places in wanted.items():
+            requested.setdefault(self._places[key] // _TOGETHER, {})[key] = self._places[key] % _TOGETHER
+        files: dict[str, bytes] = {}
+        for group, places in requested.items():
             cells = self._open().read_row_group(group, columns=["file"]).column("file")
-            found |= {key: cells[place].as_py() for key, place in places.items()}
-        return found
+            files |= {key: cells[place].as_py() for key, place in places.items()}
+        return files
 
     @property
     def empty(self) -> bool:

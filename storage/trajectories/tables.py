@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import ShardRecord
-from storage.layout import ArtifactRef
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.layout import ArtifactRef
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Name of each kind's schema in ``storage.trajectories.schema``, which is imported lazily because it imports Arrow.
+#: Name of each kind's schema in ``flowmill.storage.trajectories.schema``, which is imported lazily because it imports
+#: Arrow.
 TABLES: Mapping[str, str] = {
     "prompts": "PROMPTS",
     "choices": "CHOICES",
@@ -24,7 +25,6 @@ TABLES: Mapping[str, str] = {
     "advantages": "ADVANTAGES",
     "preferences": "PREFERENCES",
     "token_advantages": "TOKEN_ADVANTAGES",
-    "modality_advantages": "MODALITY_ADVANTAGES",
     "return_turns": "RETURN_TURNS",
 }
 #: Additional columns for other tools, by kind.
@@ -65,9 +65,6 @@ def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) 
         store: the store.
         ref: the artifact.
         table: a key of ``TABLES``; the artifact's kind when absent.
-
-    Raises:
-        CorruptError: a table is damaged.
     """
     import pyarrow as pa
 
@@ -75,17 +72,13 @@ def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) 
 
 
 def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, table: str | None = None) -> pa.Table:
-    """Return the rows of one shard; see ``read_rows``.
-
-    Raises:
-        CorruptError: the table is damaged.
-    """
+    """Return the rows of one shard; see ``read_rows``."""
     schema, kind = _schema(), table or ref.kind
     return schema.read_table(store.files(ref, record), _file(kind), vars(schema)[TABLES[kind]])
 
 
 def _schema() -> Any:
-    from storage.trajectories import schema
+    from flowmill.storage.trajectories import schema
 
     return schema
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from configs.fingerprint import canonical_json
-from storage.artifacts.shard_files import Files
-from storage.backends.base import FileEntry
-from storage.backends.checksums import Checksum
-from storage.trajectories.arrays import array_entry
-from storage.trajectories.base import Sample, TrajectoryShard
-from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
-from storage.trajectories.schema import SAMPLES, read_table, write_table
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.storage.artifacts.shard_files import Files
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.backends.checksums import Checksum
+from flowmill.storage.trajectories.arrays import array_entry
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from flowmill.storage.trajectories.schema import SAMPLES, read_table, write_table
 
 TABLE = "samples.parquet"
 TAR = "samples.tar"
@@ -51,11 +51,7 @@ class WebDatasetStore:
         return WebDatasetWriter(folder, media)
 
     def open(self, files: Files) -> TrajectoryShard:
-        """Open a shard.
-
-        Raises:
-            CorruptError: the file is not a samples table.
-        """
+        """Open a shard."""
         return TrajectoryShard(read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), f"{files.where}/{TAR}")
 
 
@@ -97,7 +93,7 @@ class _TarWriter:
         self._waiting: list[memoryview] = []
 
     def add(self, name: str, *parts: bytes | memoryview) -> int:
-        """Append a member made of parts, without times or owners; return the offset of its data."""
+        """Append a member that consists of parts, without times or owners; return the offset of its data."""
         size = sum(map(len, parts))
         header = _header(name, size)
         start = self._position + len(header)
@@ -175,13 +171,13 @@ def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[s
         array_entry(name, array, _add_array(tar, f"{sample.sample_id}.{name}.npy", array))
         for name, array in sample.arrays().items()
     ]
-    about = {"media_format": "", "media_offset": -1, "media_size": 0}
+    place = {"media_format": "", "media_offset": -1, "media_size": 0}
     if sample.media is not None:
         form, encoded = media.choose(sample.media), media.encode(sample.media, sample.sound)
         offset = tar.add(f"{sample.sample_id}.{form}", encoded)
-        about = {"media_format": form, "media_offset": offset, "media_size": len(encoded)}
+        place = {"media_format": form, "media_offset": offset, "media_size": len(encoded)}
     tar.add(f"{sample.sample_id}.json", _described(sample.prompt, sample.prompt_id, columns["metadata"]))
-    return {**columns, "arrays": arrays, **about}
+    return {**columns, "arrays": arrays, **place}
 
 
 @lru_cache(_KNOWN)
@@ -200,6 +196,6 @@ def _add_array(tar: _TarWriter, name: str, array: np.ndarray) -> int:
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Return the .npy header of a row-major array."""
     header = io.BytesIO()
-    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, about)
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
     return header.getvalue()

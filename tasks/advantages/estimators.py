@@ -1,4 +1,4 @@
-"""Estimators that turn rewards into the advantage of every token: a table, one small class each.
+"""Estimators that turn rewards into the advantage of every sample or token: a table, one small class each.
 
 The inputs of an estimator decide which stages a run has, so this module imports torch only when it computes.
 
@@ -7,27 +7,29 @@ Legend: N samples, T tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from configs.option_types import Share
-from configs.registry import Table, chosen
-from configs.schema import RunConfig
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import Share
+from flowmill.configs.registry import Table, chosen
+from flowmill.configs.schema import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ESTIMATORS = Table(
     {
-        "group": "tasks.advantages.estimators:Group",
-        "gae": "tasks.advantages.estimators:GAE",
-        "reinforce": "tasks.advantages.estimators:Reinforce",
-        "rloo": "tasks.advantages.estimators:LeaveOneOut",
-        "reinforce_plus_plus": "tasks.advantages.estimators:ReinforcePlusPlus",
+        "group": "flowmill.tasks.advantages.estimators:Group",
+        "gae": "flowmill.tasks.advantages.estimators:GAE",
+        "reinforce": "flowmill.tasks.advantages.estimators:Reinforce",
+        "rloo": "flowmill.tasks.advantages.estimators:LeaveOneOut",
+        "reinforce_plus_plus": "flowmill.tasks.advantages.estimators:ReinforcePlusPlus",
     },
-    like="tasks.advantages.estimators:Estimator",
+    like="flowmill.tasks.advantages.estimators:Estimator",
 )
 
 
@@ -77,20 +79,35 @@ class Estimator:
         """Whether its KL coefficient adapts to the KL of the previous epoch."""
         return False
 
-    def estimate(self, earned: Earned) -> Estimated:
-        """Return advantages and returns of tokens.
+    def estimate(self, *earned: Any, **named: Any) -> Any:
+        """Return advantages from rewards: ``Group`` has those of samples, ``TokenEstimator`` those of tokens."""
+        raise NotImplementedError
 
-        Raises:
-            TypeError: the estimator works on samples, not on tokens.
-        """
-        raise TypeError(f"{type(self).__name__} knows no tokens")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarnedBySamples:
+    """Rewards of the samples of an epoch."""
+
+    scores: Tensor
+    """(N,) float64: the weighted sum of rewards."""
+    groups: Tensor
+    """(N,) int64: samples of one prompt have one group."""
+    normalized: Callable[[], Tensor]
+    """Returns the (N,) float64 advantages by ``advantage.std``, ``mean``, ``aggregation`` and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Estimator):
-    """One advantage per sample, within its group. All other settings of ``advantage`` apply to it."""
+    """One advantage per sample, within its group. All other settings of ``advantage`` apply to it.
+
+    An estimator of advantages of samples is derived from it, and has its own ``estimate``.
+    """
 
     per_token = False
+
+    def estimate(self, earned: EarnedBySamples) -> Tensor:
+        """Return (N,) advantages; they are then shaped by ``advantage.mode``, ``clip``, ``threshold`` and so on."""
+        return earned.normalized()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +140,17 @@ class TokenEstimator(Estimator):
 
     def next_kl_coef(self, kl_coef: float, kl: float, samples: int) -> float:
         """Return the coefficient of the next epoch, after ``samples`` samples with a mean KL of ``kl`` nats."""
-        from tasks.advantages.tokens import adapted_kl_coef
+        from flowmill.tasks.advantages.tokens import adapted_kl_coef
 
         assert self.target_kl is not None
         return adapted_kl_coef(kl_coef, kl, target=self.target_kl, samples=samples, horizon=self.horizon)
 
+    def estimate(self, earned: Earned) -> Estimated:
+        """Return advantages and returns of tokens."""
+        raise NotImplementedError
+
     def _rewards(self, earned: Earned) -> Tensor:
-        from tasks.advantages.tokens import token_rewards
+        from flowmill.tasks.advantages.tokens import token_rewards
 
         return token_rewards(earned.scores, earned.mask, earned.kl, earned.kl_coef)
 
@@ -148,7 +169,7 @@ class GAE(TokenEstimator):
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return GAE of token rewards; returns use the advantages before whitening."""
-        from tasks.advantages.tokens import gae, whitened
+        from flowmill.tasks.advantages.tokens import gae, whitened
 
         assert earned.values is not None
         rewards = self._rewards(earned)
@@ -167,7 +188,7 @@ class Reinforce(TokenEstimator):
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return discounted returns, whitened if ``whiten``."""
-        from tasks.advantages.tokens import discounted_returns, whitened
+        from flowmill.tasks.advantages.tokens import discounted_returns, whitened
 
         returns = discounted_returns(self._rewards(earned), earned.mask, self.discount)
         return Estimated(advantages=whitened(returns, earned.mask) if self.whiten else returns, returns=returns)
@@ -189,7 +210,7 @@ class ReinforcePlusPlus(Reinforce):
         """Return whitened returns."""
         from dataclasses import replace
 
-        from tasks.advantages.groups import Normalizer, group_advantages
+        from flowmill.tasks.advantages.groups import Normalizer, group_advantages
 
         if self.baseline == "group":
             centered = group_advantages(earned.scores, earned.groups, Normalizer(std="none"))
@@ -206,19 +227,29 @@ class LeaveOneOut(TokenEstimator):
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return one advantage for all tokens of a sample."""
-        from tasks.advantages.groups import Normalizer, group_advantages
+        from flowmill.tasks.advantages.groups import Normalizer, group_advantages
 
         scores = self._rewards(earned).sum(-1)
-        found = group_advantages(scores, earned.groups, Normalizer(std="none", mean="leave_one_out"))
-        spread = found[:, None] * earned.mask
+        advantages = group_advantages(scores, earned.groups, Normalizer(std="none", mean="leave_one_out"))
+        spread = advantages[:, None] * earned.mask
         return Estimated(advantages=spread, returns=scores[:, None] * earned.mask)
 
 
-def make_estimator(config: RunConfig) -> Estimator:
-    """Return the advantage estimator of a run.
+def estimated(estimator: Group, earned: EarnedBySamples, name: str) -> Tensor:
+    """Return the (N,) float64 advantages by an estimator."""
+    import torch
 
-    Raises:
-        ConfigError: the estimator does not exist, or an option is invalid.
-    """
-    found: Estimator = chosen(ESTIMATORS, config.advantage.estimator, label="advantage.estimator")
-    return found
+    values = estimator.estimate(earned)
+    if isinstance(values, torch.Tensor) and values.shape == earned.groups.shape and bool(values.isfinite().all()):
+        return values.double()
+    got = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
+    raise ConfigError(
+        f"advantage.estimator '{name}' returned {got}, but 'estimate' must return a tensor with a finite number for "
+        f"each of {len(earned.groups)} samples."
+    )
+
+
+def make_estimator(config: RunConfig) -> Estimator:
+    """Return the advantage estimator of a run."""
+    estimator: Estimator = chosen(ESTIMATORS, config.advantage.estimator, label="advantage.estimator")
+    return estimator

@@ -79,8 +79,8 @@ class Normalizer:
 
     def _bounded(self, std: Tensor) -> Tensor:
         """Return the divisor; infinity where std and epsilon are 0, so that advantages are 0."""
-        found = std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
-        return torch.where(found > 0, found, torch.inf)
+        divisor = std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
+        return torch.where(divisor > 0, divisor, torch.inf)
 
 
 def composed(values: Tensor, *, threshold: float | None = None, standardize: bool = False) -> Tensor:
@@ -89,17 +89,17 @@ def composed(values: Tensor, *, threshold: float | None = None, standardize: boo
     Args:
         values: scores, NaN if missing.
         threshold: replaces scores: 1 where the score reaches it, else 0.
-        standardize: afterwards, (x - mean) / population std over all known scores; zeros if all are equal.
+        standardize: afterwards, (x - mean) / population std over all scores; zeros if all are equal.
     """
-    known = ~values.isnan()
-    found = values.double()
+    valid = ~values.isnan()
+    scores = values.double()
     if threshold is not None:
-        found = torch.where(known, (found >= threshold).double(), found)
-    if standardize and bool(known.any()):
-        centered = found - found[known].mean()
-        std = found[known].std(correction=0)
-        found = torch.where(known, centered / std if std > 0 else torch.zeros_like(found), found)
-    return found
+        scores = torch.where(valid, (scores >= threshold).double(), scores)
+    if standardize and bool(valid.any()):
+        centered = scores - scores[valid].mean()
+        std = scores[valid].std(correction=0)
+        scores = torch.where(valid, centered / std if std > 0 else torch.zeros_like(scores), scores)
+    return scores
 
 
 def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None:
@@ -117,8 +117,8 @@ def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None
     """
     centered = []
     for part in parts:
-        found = group_statistics(part, groups)
-        centered.append(torch.where(found.constant[groups], 0.0, part.double() - found.mean[groups]))
+        statistics = group_statistics(part, groups)
+        centered.append(torch.where(statistics.constant[groups], 0.0, part.double() - statistics.mean[groups]))
     total = torch.stack(centered).sum(0)
     spread = float(total.square().sum())
     return None if spread == 0.0 else [float((part * total).sum()) / spread for part in centered]
@@ -243,27 +243,27 @@ def shape_advantages(
         live = ~group_statistics(exact, groups).constant[groups]
         return (live & (rank == size - 1)).float() - (live & (rank == 0)).float()
     low, high = clip if isinstance(clip, tuple) else (-clip, clip)
-    kept = exact.clamp(low, high) if soft_clip is None else soft_clip * torch.tanh(exact / soft_clip)
+    shaped = exact.clamp(low, high) if soft_clip is None else soft_clip * torch.tanh(exact / soft_clip)
     if best_of is not None:
-        kept = torch.where((rank < best_of // 2) | (rank >= size - best_of // 2), kept, 0.0)
+        shaped = torch.where((rank < best_of // 2) | (rank >= size - best_of // 2), shaped, 0.0)
     if mode == "positive_only":
-        kept = kept.clamp(min=0)
+        shaped = shaped.clamp(min=0)
     elif mode == "negative_only":
-        kept = kept.clamp(max=0)
+        shaped = shaped.clamp(max=0)
     elif mode == "binary":
-        kept = torch.sign(kept)
-    return kept.float()
+        shaped = torch.sign(shaped)
+    return shaped.float()
 
 
 def groups_within(rewards: Tensor, groups: Tensor, *, low: float | None, high: float | None) -> Tensor:
     """Return (N,) bool: the mean reward of the sample's group is neither below ``low`` nor above ``high``."""
     means = group_statistics(rewards, groups).mean
-    kept = torch.ones_like(means, dtype=torch.bool)
+    inside = torch.ones_like(means, dtype=torch.bool)
     if low is not None:
-        kept &= means >= low
+        inside &= means >= low
     if high is not None:
-        kept &= means <= high
-    return kept[groups]
+        inside &= means <= high
+    return inside[groups]
 
 
 def informative_groups(rewards: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
@@ -288,11 +288,11 @@ def diversity_weighted(advantages: Tensor, groups: Tensor, distances: Tensor) ->
         distances: (N,) d >= 0, the distance of a sample from the others of its group. The factor is 1 where it is
             unknown (NaN), and in a group whose distances are all 0.
     """
-    known = ~distances.isnan()
-    count = torch.bincount(groups[known], minlength=int(groups.max()) + 1).double()
-    total = torch.zeros_like(count).index_add_(0, groups[known], distances[known].double())
+    valid = ~distances.isnan()
+    count = torch.bincount(groups[valid], minlength=int(groups.max()) + 1).double()
+    total = torch.zeros_like(count).index_add_(0, groups[valid], distances[valid].double())
     mean = (total / count)[groups]
-    weight = torch.where(known & (mean > 0), distances.double() / mean, 1.0)
+    weight = torch.where(valid & (mean > 0), distances.double() / mean, 1.0)
     return torch.where(advantages > 0, weight * advantages.double(), advantages.double())
 
 

@@ -63,9 +63,9 @@ def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor
     returns = torch.zeros_like(rewards)
     ahead = rewards.new_zeros(len(rewards))
     for place in range(rewards.shape[1] - 1, -1, -1):
-        found = rewards[:, place] + discount * ahead
-        ahead = torch.where(mask[:, place], found, ahead)
-        returns[:, place] = torch.where(mask[:, place], found, 0.0)
+        step = rewards[:, place] + discount * ahead
+        ahead = torch.where(mask[:, place], step, ahead)
+        returns[:, place] = torch.where(mask[:, place], step, 0.0)
     return returns
 
 
@@ -79,11 +79,11 @@ def whitened(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor
         mask: (N, T).
         shift_mean: if False, the mean is added back.
     """
-    known = values.double()[mask]
-    mean = known.mean() if len(known) else known.sum()
-    variance = known.var() if len(known) > 1 else known.new_zeros(())
-    found = (values.double() - mean) * torch.rsqrt(variance + _SMALL)
-    return torch.where(mask, found if shift_mean else found + mean, 0.0)
+    chosen = values.double()[mask]
+    mean = chosen.mean() if len(chosen) else chosen.sum()
+    variance = chosen.var() if len(chosen) > 1 else chosen.new_zeros(())
+    white = (values.double() - mean) * torch.rsqrt(variance + _SMALL)
+    return torch.where(mask, white if shift_mean else white + mean, 0.0)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
@@ -91,10 +91,10 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
     It is 0 if all returns are equal up to rounding.
     """
-    wanted, guessed = returns.double()[mask], values.double()[mask]
-    if not len(wanted) or float(wanted.std(correction=0)) <= 1e-12 * float(wanted.abs().max()):
+    targets, guessed = returns.double()[mask], values.double()[mask]
+    if not len(targets) or float(targets.std(correction=0)) <= 1e-12 * float(targets.abs().max()):
         return 0.0
-    return float(1 - (wanted - guessed).var(correction=0) / wanted.var(correction=0))
+    return float(1 - (targets - guessed).var(correction=0) / targets.var(correction=0))
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, samples: int, horizon: float) -> float:

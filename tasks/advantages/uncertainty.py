@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 def win_rates(values: Tensor) -> Tensor:
     """Return the share of the other samples that each of (N,) beats, ties half, (N,) float64; NaN stays NaN."""
-    found = torch.full((len(values),), float("nan"), dtype=torch.float64)
-    known = ~values.isnan()
-    scores = values[known].double()
+    rates = torch.full((len(values),), float("nan"), dtype=torch.float64)
+    valid = ~values.isnan()
+    scores = values[valid].double()
     ordered = scores.sort().values
     below = torch.searchsorted(ordered, scores, right=False)
     not_above = torch.searchsorted(ordered, scores, right=True)
     # One of the equal scores is the sample itself.
     beaten = (below + not_above - 1).double() / 2
-    found[known] = beaten / max(1, len(scores) - 1)
-    return found
+    rates[valid] = beaten / max(1, len(scores) - 1)
+    return rates
 
 
 def uncertain(optimized: Tensor, others: Sequence[Tensor], share: float) -> Tensor:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveFloat
 
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
-from tasks.algorithms.objectives import (
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import Decay, ForwardProcess, decay_of
+from flowmill.tasks.algorithms.objectives import (
     adaptive_error,
     awm_log_prob,
     ratio_metrics,
     ratio_surrogate,
     squared_error,
 )
-from tasks.algorithms.ratios import RatioClip
+from flowmill.tasks.algorithms.ratios import RatioClip
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,17 +5,17 @@ Legend: B rows of a micro-batch, ... latent dims.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.policies.compute_meter import Meter
-    from models.policies.trainable import Trainable
+    from flowmill.models.policies.compute_meter import Meter
+    from flowmill.models.policies.trainable import Trainable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,16 +24,20 @@ class ForwardTimes:
 
     count: PositiveInt = 4
     """Levels per sample and epoch."""
-    kind: Literal["stratified", "grid", "logit_normal", "power"] = "stratified"
+    kind: Literal["stratified", "grid", "logit_normal", "power", "timesteps"] = "stratified"
     """'stratified': one draw per equal part of the range; 'grid': the sampler's own levels in random order;
     'logit_normal': sigmoid of a normal draw; 'power': one draw per equally likely part of the range under a density
-    proportional to t^power."""
+    proportional to t^power; 'timesteps': one of each equal part of the timesteps of the model's training (0 to 999 of
+    Stable Diffusion), for families that were trained on such."""
     low: float = 0.02
     """Smallest level, for 'stratified' and 'power'."""
     high: float = 0.98
     """Largest level, for 'stratified' and 'power'."""
     power: NonNegativeFloat = 1.0
     """Exponent of the density for 'power': higher values draw noisy levels more often; 0 is 'stratified'."""
+    shift: PositiveFloat = 1.0
+    """Shift a of 'logit_normal': a level s becomes a s / (1 + (a - 1) s), as in the scheduler of a trainer that draws
+    from shifted timesteps (diffusers' Stable Diffusion 3 trainer: 3)."""
     shared: bool = False
     """All samples of a group use the same levels and noise (required by algorithms that compare them)."""
     constant_noise: bool = False
@@ -43,6 +47,8 @@ class ForwardTimes:
         """Check options that depend on each other."""
         if self.power != 1 and self.kind != "power":
             raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
+        if self.shift != 1 and self.kind != "logit_normal":
+            raise ValueError(f"shift is {self.shift}, but only acts on kind 'logit_normal', and kind is {self.kind!r}.")
         if not 0 < self.low < self.high < 1:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
 
@@ -101,7 +107,7 @@ class Requirements:
     guided: bool = True
     """All these velocities use the guidance of rollouts; if False, they use no guidance."""
     behavior: bool = False
-    """Velocities of the policy that made the rollouts."""
+    """Velocities of the policy that drew the rollouts."""
     decay: BehaviorDecay | None = None
     """The rollout policy follows the trained one slowly, with this decay; None: it is the trained one."""
     old_means: bool = False
@@ -123,6 +129,10 @@ class Requirements:
     """Consecutive forwards with gradient per row; the state of a row has at least as many steps after it."""
     once: bool = False
     """Each row is trained on once: the loss has no optimum, so every further pass moves the policy as far again."""
+    mismatched: bool = False
+    """Before the gradients of each update its rows are computed under the prompts of others, by a method
+    ``mismatched_gain(batch, models)``, which returns (B,) gains; their mean, at least 0, is ``reference_point`` of the
+    models."""
     notes: tuple[str, ...] = ()
     """Notes for users of the algorithm, a sentence or two each; ``flowmill check`` prints them."""
     per_token: bool = False
@@ -137,9 +147,8 @@ class Requirements:
     after: bool = False
     """It has a method ``after(batch, models)``, which returns (B,) figures of rows after an update."""
     approx_kl: bool = False
-    """Its metrics have ``approx_kl``, an estimate of the KL between the behavior policy and the policy."""
-    routes: bool = False
-    """Modalities may have separate advantages, each of which trains the log-prob of its modality."""
+    """Its metrics have ``approx_kl``, an estimate of the KL of the behavior policy to the policy in the unit of the
+    log-ratio, or a better one as ``kl_epoch``; ``optimize.stop_kl`` and the alert 'kl' read the latter."""
     zero_advantages: bool = False
     """Rows with advantage 0 contribute (to a KL term, for example); otherwise they are skipped."""
 
@@ -195,17 +204,23 @@ class Models:
     trainable: Trainable
     """The policy being trained."""
     behavior: list[Tensor] = field(default_factory=list)
-    """Trained parameters of the policy that made the rollouts."""
+    """Trained parameters of the policy that drew the rollouts."""
     average: list[Tensor] | None = None
-    """Moving average of the trained parameters, if one is kept."""
+    """Moving average of the trained parameters, if there is one."""
     on_policy: bool = False
     """True while the trained policy is still the behavior policy."""
-    held: bool = False
+    frozen: bool = False
     """The policy does not change in this epoch; only the critic learns."""
     meter: Meter | None = None
     """Counts backward passes, if set."""
+    reference_point: float = 0.0
+    """Mean gain of the update's rows under the prompts of others, for algorithms that need it."""
     remembered: dict[tuple[int, int], Tensor] | None = None
     """Cached outputs of the frozen reference by row, if an epoch passes over rows more than once; None: no cache."""
+    measures: bool = False
+    """Losses are computed to see how far the policy moved: metrics also have ``kl_base``, its KL to the base model."""
+    base: Callable[[], list[Tensor]] | None = None
+    """Returns the weights that training started from, if no reference holds them; set only while ``measures``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

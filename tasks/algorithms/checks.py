@@ -1,6 +1,6 @@
 """Refuses settings of advantages and replay that have no effect, or another effect than they name. Pure.
 
-There is one list of rules per config section; ``tasks.checks.check`` applies them before any work.
+There is one list of rules per config section; ``flowmill.tasks.checks.check`` applies them before any work.
 """
 
 from __future__ import annotations
@@ -8,24 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from configs.advantages import AdvantageSection, ReplaySection
-from configs.refusals import Rule, Unused, refuse
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
-from tasks.advantages.estimators import make_estimator
+from flowmill.configs.advantages import ReplaySection
+from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from models.maths.transitions import Kernel
-    from tasks.algorithms.base import Requirements
-
-#: Settings of advantages of samples, which those of tokens do not have.
-_OF_SAMPLES = [name for name in AdvantageSection.model_fields if name not in ("estimator", "overlong", "informative")]
+    from flowmill.models.maths.transitions import Kernel
+    from flowmill.tasks.algorithms.base import Requirements
 
 ADVANTAGE: tuple[Rule[RunConfig], ...] = (
-    Unused(" ".join(f"advantage.{name}" for name in _OF_SAMPLES), lambda c, _: make_estimator(c).per_token,
-           "advantage.estimator '{advantage.estimator.name}' gives every token an advantage of its own, for which it "
-           "means nothing",
-           "Remove {setting}, or the estimator"),
     Rule("advantage.std", lambda c, std: c.advantage.aggregation == "gdpo" and std != "group",
          "advantage.aggregation 'gdpo' divides every reward by the std of its group and their sum by that of the "
          "epoch, as Flow-Factory does for either value of global_std",
@@ -33,22 +25,13 @@ ADVANTAGE: tuple[Rule[RunConfig], ...] = (
     Rule("advantage.min_count", lambda c, count: c.advantage.std == "running" and count > c.advantage.buffer,
          "no prompt would ever have enough rewards for its own statistics",
          "Lower min_count to buffer or less", where="{setting} is {value} and advantage.buffer {advantage.buffer}, so"),
-    Unused("advantage.buffer advantage.min_count", lambda c, _: c.advantage.std != "running",
-           "it only acts on advantage.std 'running', and that is '{advantage.std}'",
-           "Remove it, or set advantage.std to 'running'"),
     Rule("advantage.mean", lambda c, mean: mean == "leave_one_out" and c.advantage.std != "none",
          "advantage.std is '{advantage.std}', so the leave-one-out mean would only change the scale",
          "Set advantage.std to 'none', or mean to 'group'"),
-    Unused("advantage.epsilon advantage.floor advantage.unbiased", lambda c, _: c.advantage.std == "none",
-           "with advantage.std 'none' there is no divisor",
-           "Remove it"),
     Rule("advantage.mean", lambda c, mean: mean == "global" and c.advantage.std != "global",
          "advantage.std is '{advantage.std}': rewards centered on the mean of all samples need the std of all samples",
          "Set advantage.std to 'global', or mean to 'group'"),
-    Unused("advantage.below", lambda c, _: c.advantage.threshold is None,
-           "it only acts on samples below advantage.threshold, which is not set",
-           "Set advantage.threshold, or remove advantage.below"),
-    Rule("advantage.informative", lambda c, wanted: wanted > c.rollout.prompts_per_epoch,
+    Rule("advantage.informative", lambda c, count: count > c.rollout.prompts_per_epoch,
          "an epoch has rollout.prompts_per_epoch {rollout.prompts_per_epoch} groups",
          "Raise it, best to twice that or more, or lower advantage.informative"),
     Rule("advantage.informative", lambda c, _: c.rollout.group_size == 1,
@@ -58,24 +41,12 @@ ADVANTAGE: tuple[Rule[RunConfig], ...] = (
          "no monitor has this name",
          "{found} Add one to monitors, {{name: diversity, options: {{to: nearest}}}} for instance, or remove "
          "advantage.diversity"),
-    Rule("advantage.diversity", lambda c, _: c.advantage.mode == "binary",
-         "advantage.mode 'binary' keeps the sign of an advantage alone, which it does not change",
-         "Remove one of the two"),
     Rule("advantage.kl_gate", lambda c, _: c.advantage.kl_coef == 0,
          "advantage.kl_coef is 0, so there is nothing to gate",
          "Set it, or remove advantage.kl_gate"),
     Rule("advantage.kl_gate", lambda c, _: set(_monitors(c)) <= {c.advantage.diversity},
          "there are no monitors to doubt a reward by, so there is nothing to gate",
          "Set it, or remove advantage.kl_gate"),
-    Rule("advantage.best_of", lambda c, _: c.advantage.mode == "best_worst",
-         "advantage.mode 'best_worst' always keeps one sample on either side",
-         "Remove one of the two"),
-    Unused("advantage.clip", lambda c, _: c.advantage.soft_clip is not None,
-           "advantage.soft_clip {advantage.soft_clip} already bounds advantages",
-           "Remove one of the two"),
-    Rule("advantage.soft_clip", lambda c, _: c.advantage.mode in ("binary", "best_worst"),
-         "advantage.mode '{advantage.mode}' makes every advantage 1, 0 or -1 regardless of its size",
-         "Remove one of the two"),
     Rule("advantage.group_mean_min",
          lambda c, low: c.advantage.group_mean_max is not None and low > c.advantage.group_mean_max,
          "no group could be trained on",
@@ -129,26 +100,12 @@ class Replayed(Trained):
 
 
 REPLAY: tuple[Rule[Replayed], ...] = (
-    Rule("optimize.replay.epochs", lambda f, epochs: not epochs and not f.config.execution.ahead,
-         "every row is of the policy its epoch starts from and optimize.replay does nothing",
-         "Remove it, or raise one of the two", where="{setting} is 0 and execution.ahead is 0, so"),
-    Unused("optimize.replay.share optimize.replay.steps", lambda f, _: not f.replay.epochs,
-           "optimize.replay.epochs is 0, so there is no earlier epoch to choose from",
-           "Raise epochs, or remove {setting}"),
     Rule("optimize.replay.steps", lambda f, _: f.requires.data == "forward",
          "{facts.algorithm} noises final latents again and trains no steps",
          "Remove optimize.replay.steps"),
     Rule("optimize.replay.steps", lambda f, steps: steps >= f.config.rollout.steps,
          "rollout.steps is {rollout.steps}, so no step would be left out",
          "Lower it, or remove optimize.replay.steps"),
-    Unused("optimize.replay.weight optimize.replay.max_importance optimize.replay.level optimize.replay.proximal",
-           lambda f, _: f.requires.data != "transitions",
-           "{facts.algorithm} does not use the log-probs of the policy that made the samples",
-           "Remove {setting}", where="{setting} is set, but"),
-    Unused("optimize.replay.weight optimize.replay.max_importance optimize.replay.level",
-           lambda f, _: not f.replay.proximal,
-           "it shapes importance weights, and there are none while optimize.replay.proximal is false",
-           "Remove {setting}", where="{setting} is set, but"),
     Rule("optimize.replay.weight",
          lambda f, weight: weight == "density" and f.kernel is not None and not _has_densities(f.kernel),
          "the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
@@ -157,11 +114,7 @@ REPLAY: tuple[Rule[Replayed], ...] = (
 
 
 def check_advantage(config: RunConfig) -> None:
-    """Check that every setting of ``advantage`` has the effect it names.
-
-    Raises:
-        ConfigError: two exclude each other, or one needs another to act.
-    """
+    """Check that every setting of ``advantage`` has the effect it names."""
     refuse(ADVANTAGE, config)
 
 
@@ -172,9 +125,6 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
         config: the config.
         requires: requirements of its algorithm.
         kernel: the stochastic step of its rollouts; None if every step has a density.
-
-    Raises:
-        ConfigError: the algorithm or another setting leaves one without effect, or a weight has no meaning.
     """
     replay = config.optimize.replay
     if replay is not None:
@@ -184,7 +134,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
 def _has_densities(kernel: Kernel) -> bool:
     import torch
 
-    from models.maths.transitions import Grid
+    from flowmill.models.maths.transitions import Grid
 
     grid = Grid(*(torch.tensor([level]) for level in (0.5, 0.4, 0.9)))
     return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized

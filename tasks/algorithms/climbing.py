@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.maths.transitions import expand
+from flowmill.models.maths.transitions import expand
 
 if TYPE_CHECKING:
     from torch import Tensor

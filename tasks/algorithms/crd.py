@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import PositiveFloat
 
-from models.devices import widened
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
-from tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
+from flowmill.models.devices import widened
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import Decay, ForwardProcess, decay_of
+from flowmill.tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,27 +61,27 @@ class CRD(ForwardProcess):
         implicit = crd_error(behavior, rows.target, adaptive=self.adaptive) - crd_error(
             velocity, rows.target, adaptive=self.adaptive
         )
-        wanted = preference(rows.advantages, self.scale).to(implicit.dtype)
-        loss = (self.scale / self.beta) * self.compare(implicit, wanted, rows.units).to(velocity.dtype)
+        targets = preference(rows.advantages, self.scale).to(implicit.dtype)
+        loss = (self.scale / self.beta) * self.compare(implicit, targets, rows.units).to(velocity.dtype)
         metrics = {"implicit_reward": implicit.detach().float()}
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
 
-    def compare(self, implicit: Tensor, wanted: Tensor, units: Tensor) -> Tensor:
+    def compare(self, implicit: Tensor, targets: Tensor, units: Tensor) -> Tensor:
         """Return the distance of centered implicit rewards (B,) to centered preferences (B,)."""
         if self.temperature < 0:
-            return self._compare(implicit, wanted, units, unit_uniform(units, wanted.dtype))
+            return self._compare(implicit, targets, units, unit_uniform(units, targets.dtype))
         middle = 0.0 if self.public_pools else 0.5
         best, worst = (
             unit_softmax(signed, units, self.temperature)
             if self.temperature > 0
             else unit_softmax(signed, units, 1.0, among=signed > sign * middle)
-            for sign, signed in ((1, wanted), (-1, -wanted))
+            for sign, signed in ((1, targets), (-1, -targets))
         )
-        return (self._compare(implicit, wanted, units, best) + self._compare(implicit, wanted, units, worst)) / 2
+        return (self._compare(implicit, targets, units, best) + self._compare(implicit, targets, units, worst)) / 2
 
-    def _compare(self, implicit: Tensor, wanted: Tensor, units: Tensor, weights: Tensor) -> Tensor:
+    def _compare(self, implicit: Tensor, targets: Tensor, units: Tensor, weights: Tensor) -> Tensor:
         ours = self.beta * centered(implicit, weights, units, detach=self.detach_center)
-        theirs = centered(wanted, weights, units)
+        theirs = centered(targets, weights, units)
         if self.distance == "mse":
             return (ours - theirs) ** 2
         return torch.nn.functional.binary_cross_entropy_with_logits(ours, torch.sigmoid(theirs), reduction="none")

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from pydantic import PositiveFloat
 
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import Decay, ForwardProcess, decay_of, errors
-from tasks.algorithms.objectives import dgpo_weight
-from tasks.algorithms.ratios import RatioClip, policy_ratio
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import Decay, ForwardProcess, decay_of, errors
+from flowmill.tasks.algorithms.objectives import dgpo_weight
+from flowmill.tasks.algorithms.ratios import RatioClip, policy_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

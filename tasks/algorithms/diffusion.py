@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from models.maths.transitions import expand
-from tasks.algorithms.base import Batch, Models
+from flowmill.models.maths.transitions import expand
+from flowmill.tasks.algorithms.base import Batch, Models
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.maths.conditioning import Conditioning
-    from models.maths.transitions import Gaussian, Grid, Kernel
-    from models.policies.diffusion import TrainableDenoiser
+    from flowmill.models.maths.conditioning import Conditioning
+    from flowmill.models.maths.transitions import Gaussian, Grid, Kernel
+    from flowmill.models.policies.diffusion import TrainableDenoiser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Question:
     """(B,) float32."""
 
 
-class AsksRewards(Protocol):
+class RewardFunction(Protocol):
     """Computes a run's rewards of latents."""
 
     def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
@@ -78,16 +77,6 @@ class StateBatch(DiffusionBatch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
-    """Advantages and log-probs of each of M modalities of B rows."""
-
-    advantages: Tensor
-    """(B, M) float32."""
-    old_log_probs: Tensor
-    """(B, M) float32 behavior log-probs, each the mean over its modality's latents."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionBatch(DiffusionBatch):
     """Stored stochastic steps."""
 
@@ -104,45 +93,13 @@ class TransitionBatch(DiffusionBatch):
     old_means: Tensor | None = None
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
     unconditional: Tensor | None = None
-    """(B, ...) float32 predictions of the current policy for the negative prompt, if known."""
+    """(B, ...) float32 predictions of the current policy for the negative prompt; None if not stored."""
     finals: Tensor | None = None
     """(B, ...) float32 clean latents from which the rows' samples were decoded, if the algorithm compares them."""
     sources: tuple[str, ...] | None = None
     """B names of prompt sources, if each source has its own teacher."""
     own: Tensor | None = None
     """(B,) bool: old log-probs and means are those of the current policy; None: for no row."""
-    routed: Routed | None = None
-    """Advantages and log-probs of each modality, if rewards name the modality they judge."""
-
-    def apart(self, step: Gaussian, sizes: Sequence[int]) -> list[tuple[TransitionBatch, Gaussian]]:
-        """Return, for each modality, its rows and the policy's distribution of its next latents.
-
-        Args:
-            step: the policy's distribution of the next latents.
-            sizes: the size of each modality along the first latent dim.
-        """
-        if self.routed is None:
-            return [(self, step)]
-        cut = partial(torch.split, split_size_or_sections=list(sizes), dim=1)
-        means = [None] * len(sizes) if self.old_means is None else cut(self.old_means)
-        rows = zip(
-            *(cut(self.latents), cut(self.next_latents), means),
-            *(self.routed.advantages.unbind(1), self.routed.old_log_probs.unbind(1)),
-            strict=True,
-        )
-        parts = [
-            replace(
-                self,
-                latents=latents,
-                next_latents=following,
-                old_means=mean,
-                advantages=advantages,
-                old_log_probs=log_probs,
-                routed=None,
-            )
-            for latents, following, mean, advantages, log_probs in rows
-        ]
-        return list(zip(parts, step.apart(sizes), strict=True))
 
     def anchored(self, step: Gaussian, log_probs: Tensor) -> TransitionBatch:
         """Return the batch with old log-probs and means replaced by the policy's current ones in rows with ``own``.
@@ -189,7 +146,7 @@ class DiffusionModels(Models):
     """The policy being trained."""
     kernel: Kernel
     """The rollout's stochastic step."""
-    rewards: AsksRewards | None = None
+    rewards: RewardFunction | None = None
     """Computes rewards, if the algorithm calls them."""
 
     def velocity(self, batch: DiffusionBatch) -> Tensor:
@@ -199,29 +156,28 @@ class DiffusionModels(Models):
             conditioning = replace(conditioning, unconditional=batch.unconditional)
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
 
-    def modalities(self) -> Sequence[int]:
-        """Return the size of each modality along the first latent dim; empty if samples have one modality."""
-        return list(self.trainable.policy.modalities().values())
-
     def _computed(self, batch: DiffusionBatch) -> Tensor:
         """Return velocities of the current parameters, without cached predictions."""
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
 
     def reference_velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the base model, without gradient; computed once per row and epoch."""
-        known = self.remembered
-        if known is not None and all(key in known for key in batch.keys):
-            return torch.stack([known[key] for key in batch.keys]).to(batch.latents.device)
+        if self.base is not None:
+            with torch.no_grad(), self.trainable.holding(self.base()):
+                return self._computed(batch)
+        cache = self.remembered
+        if cache is not None and all(key in cache for key in batch.keys):
+            return torch.stack([cache[key] for key in batch.keys]).to(batch.latents.device)
         velocity = self.trainable.reference_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
-        if known is not None:
-            known.update(zip(batch.keys, velocity.cpu(), strict=True))
+        if cache is not None:
+            cache.update(zip(batch.keys, velocity.cpu(), strict=True))
         return velocity
 
     def average_velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the current moving average, without gradient.
 
         Raises:
-            RuntimeError: no moving average is kept.
+            RuntimeError: there is no moving average.
         """
         if self.average is None:
             raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
@@ -241,19 +197,19 @@ class DiffusionModels(Models):
         sources = batch.sources if isinstance(batch, TransitionBatch) else None
         if sources is None:
             return self.trainable.teacher_velocity(*rows)
-        found = torch.zeros_like(batch.latents)
+        velocities = torch.zeros_like(batch.latents)
         for name in self.trainable.teachers:
             own = torch.tensor([number for number, source in enumerate(sources) if source == name], dtype=torch.int64)
             own = own.to(batch.latents.device)
             if self.trainable.sharded:
                 # Ranks in lockstep call every teacher, even without rows for it.
-                found[own] = self.trainable.teacher_velocity(*rows, name)[own].to(found.dtype)
+                velocities[own] = self.trainable.teacher_velocity(*rows, name)[own].to(velocities.dtype)
             elif len(own):
                 part = (batch.latents[own], batch.grid.sigma[own], batch.conditioning.rows(own))
-                found[own] = self.trainable.teacher_velocity(*part, name).to(found.dtype)
-        return found
+                velocities[own] = self.trainable.teacher_velocity(*part, name).to(velocities.dtype)
+        return velocities
 
-    def asked(self, latents: Tensor, batch: DiffusionBatch, questions: Sequence[Question] | None = None) -> Tensor:
+    def rewards_of(self, latents: Tensor, batch: DiffusionBatch, questions: Sequence[Question] | None = None) -> Tensor:
         """Return (B,) rewards of (B, ...) clean latents, with a gradient to them.
 
         Args:

@@ -1,6 +1,6 @@
 """Direct-Align and SRPO (arXiv 2509.06942; Tencent-Hunyuan/SRPO, ``fastvideo/SRPO.py``): rewards at any noise level.
 
-Final latents x0 are noised with known noise, x = (1 - s) x0 + s eps. One Euler step of the policy leads from s to s_b.
+Final latents x0 get recorded noise, x = (1 - s) x0 + s eps. One Euler step of the policy leads from s to s_b.
 The image recovered with the same noise, x^ = (x + (s_b - s) v - s_b eps) / (1 - s_b), is close to the original at any
 noise level: d x^ / d v = (s_b - s) / (1 - s_b). It is decoded and scored.
 
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import PositiveFloat
 
-from configs.option_types import PositiveShare
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.climbing import fooled_note, recovered, reward_shortfall
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Question
-from tasks.algorithms.forward import ForwardProcess
+from flowmill.configs.option_types import PositiveShare
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.climbing import fooled_note, recovered, reward_shortfall
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Question
+from flowmill.tasks.algorithms.forward import ForwardProcess
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ class DirectAlign(ForwardProcess):
     step: PositiveShare = 0.25
     """|s_b - s|, the size of the policy's step; a level below it leads to 0, the image itself."""
     positive: tuple[str, ...] = ()
-    """Control words for wanted content; a prompt becomes 'WORD. PROMPT'."""
+    """Control words for desired content; a prompt becomes 'WORD. PROMPT'."""
     negative: tuple[str, ...] = ()
     """Control words for unwanted content."""
     denoising: tuple[float, float] = (0.1, 0.25)
@@ -81,26 +81,28 @@ class DirectAlign(ForwardProcess):
         velocity, level = models.velocity(rows), rows.grid.sigma
         clean = recovered(rows.latents, velocity, rows.noise, level, (level - self.step).clamp(min=0))
         if not self.positive:
-            rewards = models.asked(clean, rows)
+            rewards = models.rewards_of(clean, rows)
             loss, metrics = reward_shortfall(rewards, self.margin), {"predicted_reward": rewards.detach()}
         else:
             inverted = recovered(rows.latents, velocity, rows.noise, level, level + self.step)
-            wanted, unwanted = self._prompts(rows)
-            relative = models.asked(clean, rows, self._relative(rows, wanted, unwanted, self.denoising))
-            backwards = models.asked(inverted, rows, self._relative(rows, unwanted, wanted, self.inverting))
+            positive, negative = self._prompts(rows)
+            relative = models.rewards_of(clean, rows, self._relative(rows, positive, negative, self.denoising))
+            backwards = models.rewards_of(inverted, rows, self._relative(rows, negative, positive, self.inverting))
             loss = (reward_shortfall(relative, self.margin) + reward_shortfall(backwards, self.margin)) / 2
             metrics = {"relative_reward": relative.detach(), "inverted_reward": backwards.detach()}
         return RowLoss(loss=self.add_kl(rows, models, velocity, self.scale * loss, metrics), metrics=metrics)
 
     def _prompts(self, rows: ForwardBatch) -> tuple[list[str], list[str]]:
         """Return the rows' prompts with a positive word in front, and with a negative one."""
-        about = rows.subjects
-        if about is None:
+        subjects = rows.subjects
+        if subjects is None:
             raise TypeError("direct_align needs the prompts of its rows")
-        pairs = [divmod(draw % (len(self.positive) * len(self.negative)), len(self.negative)) for draw in about.draws]
-        wanted = [f"{self.positive[one]}. {prompt}" for (one, _), prompt in zip(pairs, about.prompts, strict=True)]
-        unwanted = [f"{self.negative[two]}. {prompt}" for (_, two), prompt in zip(pairs, about.prompts, strict=True)]
-        return wanted, unwanted
+        pairs = [
+            divmod(draw % (len(self.positive) * len(self.negative)), len(self.negative)) for draw in subjects.draws
+        ]
+        positive = [f"{self.positive[one]}. {prompt}" for (one, _), prompt in zip(pairs, subjects.prompts, strict=True)]
+        negative = [f"{self.negative[two]}. {prompt}" for (_, two), prompt in zip(pairs, subjects.prompts, strict=True)]
+        return positive, negative
 
     def _relative(
         self, rows: ForwardBatch, towards: list[str], away: list[str], between: tuple[float, float]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import PositiveFloat
 
-from configs.option_types import Share
-from models.maths.transitions import expand
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, Prediction, errors
-from tasks.algorithms.objectives import dpo_loss, loser_share, pair_sign, unit_sum
+from flowmill.configs.option_types import Share
+from flowmill.models.maths.transitions import expand
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import ForwardProcess, Prediction, errors
+from flowmill.tasks.algorithms.objectives import dpo_loss, loser_share, pair_sign, unit_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,5 +62,5 @@ class DPO(ForwardProcess):
             return velocity
         share = loser_share(velocity - rows.target, sign, rows.weights, rows.units, self.winner_margin)
         metrics["loser_share"] = share
-        kept = expand(share, velocity)
-        return kept * velocity + (1 - kept) * velocity.detach()
+        factor = expand(share, velocity)
+        return factor * velocity + (1 - factor) * velocity.detach()

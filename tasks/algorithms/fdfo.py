@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from models.maths.transitions import expand
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.objectives import ratio_metrics, simple_surrogate, squared_error, unit_sum
-from tasks.algorithms.ratios import RatioClip
+from flowmill.models.maths.transitions import expand
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.objectives import ratio_metrics, simple_surrogate, squared_error, unit_sum
+from flowmill.tasks.algorithms.ratios import RatioClip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,15 +40,15 @@ class FDFO(RatioClip):
     @property
     def requires(self) -> Requirements:
         """Requires pairs from one initial noise with steps and ends, and the behavior policy; a KL the base model."""
-        wanted = self.kl_coef > 0
+        with_kl = self.kl_coef > 0
         return Requirements(
             unit="pair",
             min_group_size=2,
             finals=True,
             same_noise=True,
             behavior=True,
-            reference=wanted,
-            zero_advantages=wanted,
+            reference=with_kl,
+            zero_advantages=with_kl,
             approx_kl=True,
         )
 
@@ -60,9 +60,9 @@ class FDFO(RatioClip):
         velocity = models.velocity(rows)
         moved = velocity - models.behavior_velocity(rows, velocity)
         gain, difference = (_half_difference(values, rows) for values in (rows.advantages, rows.finals))
-        wanted = difference / expand((difference**2).flatten(1).mean(1) + 1e-6, difference)
+        direction = difference / expand((difference**2).flatten(1).mean(1) + 1e-6, difference)
         # -mean (v - v*)^2 with v* = v_old - u, written so that it is exactly -mean u^2 at v_old.
-        log_ratio = squared_error(wanted, torch.zeros_like(wanted)) - squared_error(moved, -wanted)
+        log_ratio = squared_error(direction, torch.zeros_like(direction)) - squared_error(moved, -direction)
         loss = simple_surrogate(log_ratio, gain, self.clip)
         metrics = ratio_metrics(log_ratio.detach(), self.clip)
         if self.kl_coef > 0:

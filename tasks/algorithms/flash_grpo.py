@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.maths.transitions import Gaussian, rectifiers
-from tasks.algorithms.base import Requirements, RowLoss
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.grpo import GRPO
+from flowmill.models.maths.transitions import Gaussian, rectifiers
+from flowmill.tasks.algorithms.base import Requirements, RowLoss
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.grpo import GRPO
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class FlashGRPO(GRPO):
     @property
     def requires(self) -> Requirements:
         """Those of Flow-GRPO, and log-probs with the scale of the step's noise, which the weight removes."""
-        return self.kl_needs(old_means=self.from_means, densities=True, routes=True)
+        return self.kl_needs(old_means=self.from_means, densities=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss with rectified advantages."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import PositiveFloat
 
-from models.maths.sampling import replay
-from models.maths.transitions import Gaussian, gaussian_kl
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.grpo import KL
-from tasks.algorithms.objectives import divergence_mask, ratio_metrics
-from tasks.algorithms.ratios import policy_ratio
+from flowmill.models.maths.sampling import replay
+from flowmill.models.maths.transitions import Gaussian, gaussian_kl
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.grpo import KL
+from flowmill.tasks.algorithms.objectives import divergence_mask, ratio_metrics
+from flowmill.tasks.algorithms.ratios import policy_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,11 @@ class FlowDPPO(KL):
         return "the threshold", self.threshold
 
     @property
+    def kl_limit(self) -> float:
+        """A hundred thresholds, as the KL of log-ratios grows with their square."""
+        return 100 * self.threshold
+
+    @property
     def requires(self) -> Requirements:
         """Those of Flow-GRPO, and the behavior policy's means."""
         return self.kl_needs(old_means=True)
@@ -53,7 +58,7 @@ class FlowDPPO(KL):
         divergence = self._divergence(rows, step)
         mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
         metrics = ratio_metrics(log_ratio.detach(), (math.inf, math.inf))
-        metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": gap}
+        metrics |= {"divergence": divergence, "kl_epoch": divergence, "masked": 1 - mask, "gap": gap}
         loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
         return RowLoss(loss=loss, metrics=metrics)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, NonNegativeFloat
 
-from configs.errors import ConfigError
-from configs.registry import build
-from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.objectives import prediction_weight, squared_error
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import build
+from flowmill.tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.objectives import prediction_weight, squared_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ class ForwardProcess(VelocityKL):
         Raises:
             ValueError: an option is unknown or invalid.
         """
-        return _made(ForwardTimes, "times", {**self.times, **forced})
+        return _component(ForwardTimes, "times", {**self.times, **forced})
 
     def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
         """Return requirements on forward data; a KL needs the base model and also samples of advantage 0."""
@@ -95,17 +95,17 @@ def decay_of(options: Mapping[str, Any]) -> BehaviorDecay:
     Raises:
         ValueError: an option is unknown or invalid.
     """
-    return _made(BehaviorDecay, "decay", options)
+    return _component(BehaviorDecay, "decay", options)
 
 
 #: Options of a ``BehaviorDecay``.
 Decay: TypeAlias = Annotated[Mapping[str, Any], AfterValidator(decay_of)]
 
 
-def _made(kind: type[T], option: str, given: Mapping[str, Any]) -> T:
+def _component(kind: type[T], option: str, values: Mapping[str, Any]) -> T:
     """Return the object of an option that is a mapping of options."""
     try:
-        made: T = build(kind, option, given, label="option")
+        component: T = build(kind, option, values, label="option")
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    return made
+    return component

@@ -4,29 +4,26 @@ The loss max(-A rho, -A clip(rho)) raises the log-prob of steps with A > 0 and l
 the ratio leaves the clip range on that side. Rows of advantage 0 contribute only to the KL, and are left out without
 one.
 
-If rewards name the modality they judge, the loss is the mean of this loss over modalities, each with its own advantage
-and the ratio of its own log-prob. The KL to the base model is still computed on whole samples.
-
 DanceGRPO (arXiv 2505.07818) is this with the sampler 'dance_sde'. One update per epoch is the on-policy case: every
 ratio is exactly 1 and the loss is plain policy gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import NonNegativeFloat
 
-from configs.option_types import OpenShare
-from models.maths.transitions import Gaussian
-from models.maths.transitions import log_ratio as log_ratio_of_means
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.objectives import policy_kl, ratio_metrics, ratio_surrogate
-from tasks.algorithms.ratios import RatioClip
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.maths.transitions import Gaussian, gaussian_kl
+from flowmill.models.maths.transitions import log_ratio as log_ratio_of_means
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.objectives import policy_kl, ratio_metrics, ratio_surrogate
+from flowmill.tasks.algorithms.ratios import RatioClip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,17 +40,21 @@ class KL:
     kl_reference: Literal["base", "average"] = "base"
     """Reference of the KL: the base model, or the moving average of the weights."""
 
-    def kl_needs(self, *, old_means: bool, densities: bool = False, routes: bool = False) -> Requirements:
+    @property
+    def kl_base_limit(self) -> float:
+        """Nats per latent value: the mean of a step is then a std of its noise from the base model's."""
+        return 0.5
+
+    def kl_needs(self, *, old_means: bool, densities: bool = False) -> Requirements:
         """Return the requirements of a loss on policy ratios with this KL."""
-        wanted, to_base = self.kl_coef > 0, self.kl_reference == "base"
+        with_kl, to_base = self.kl_coef > 0, self.kl_reference == "base"
         return Requirements(
             min_group_size=2,
             old_means=old_means,
             densities=densities,
-            routes=routes,
-            reference=wanted and to_base,
-            average=wanted and not to_base,
-            zero_advantages=wanted,
+            reference=with_kl and to_base,
+            average=with_kl and not to_base,
+            zero_advantages=with_kl,
             approx_kl=True,
         )
 
@@ -61,6 +62,9 @@ class KL:
         self, batch: DiffusionBatch, models: DiffusionModels, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
     ) -> Tensor:
         """Return the loss plus kl_coef times the KL, and report the KL."""
+        if models.measures:
+            base = models.step(batch, models.reference_velocity(batch))
+            metrics["kl_base"] = gaussian_kl(models.step(batch, velocity), base)
         if self.kl_coef == 0:
             return loss
         to_base = self.kl_reference == "base"
@@ -93,7 +97,7 @@ class GRPO(KL, RatioClip):
     @property
     def requires(self) -> Requirements:
         """Requires log-probs and groups of two; a KL also the base model, ``from_means`` also stored means."""
-        return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum", routes=True)
+        return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum")
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss plus kl_coef times the KL, per row."""
@@ -112,10 +116,7 @@ class GRPO(KL, RatioClip):
         """Return the surrogate loss of ``adjust(rows, step, log_ratio)``, a pair of log-ratio and advantages."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
-        step = models.step(rows, velocity)
-        sizes = models.modalities() if rows.routed is not None else ()
-        found = [self._surrogate(part, own, adjust) for part, own in rows.apart(step, sizes)]
-        loss, metrics = found[0] if len(found) == 1 else joined(found)
+        loss, metrics = self._surrogate(rows, models.step(rows, velocity), adjust)
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
 
     def _surrogate(
@@ -124,7 +125,7 @@ class GRPO(KL, RatioClip):
         step: Gaussian,
         adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics of the rows of one modality, or of whole samples."""
+        """Return loss and metrics of rows, without the KL."""
         log_probs = step.log_prob(rows.next_latents)
 
         def exponent(rows: TransitionBatch) -> tuple[Tensor, Tensor]:
@@ -140,10 +141,3 @@ class GRPO(KL, RatioClip):
         metrics = ratio_metrics(log_ratio.detach(), self.clip)
         metrics["gap"] = gap
         return loss, metrics
-
-
-def joined(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss and the mean metrics over modalities; the gap is the largest one."""
-    metrics = {name: torch.stack([each[name] for _, each in parts]).mean(0) for name in parts[0][1]}
-    metrics["gap"] = torch.stack([each["gap"] for _, each in parts]).amax(0)
-    return torch.stack([loss for loss, _ in parts]).mean(0), metrics

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from configs.option_types import OpenShare
-from models.maths.transitions import Gaussian
-from tasks.algorithms.base import Requirements, RowLoss
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.grpo import GRPO
-from tasks.algorithms.objectives import guarded_log_ratio
+from flowmill.configs.option_types import OpenShare
+from flowmill.models.maths.transitions import Gaussian
+from flowmill.tasks.algorithms.base import Requirements, RowLoss
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.algorithms.objectives import guarded_log_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ class GRPOGuard(GRPO):
     @property
     def requires(self) -> Requirements:
         """Those of Flow-GRPO, and the behavior policy's means."""
-        return self.kl_needs(old_means=True, densities=True, routes=True)
+        return self.kl_needs(old_means=True, densities=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss of the guarded ratio."""

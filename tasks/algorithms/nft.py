@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from pydantic import PositiveFloat
 
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
-from tasks.algorithms.objectives import nft_loss, preference
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import Decay, ForwardProcess, decay_of
+from flowmill.tasks.algorithms.objectives import nft_loss, preference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.devices import widened
-from models.maths.transitions import Gaussian, expand, gaussian_kl
-from tasks.algorithms.ratios import policy_ratio
+from flowmill.models.devices import widened
+from flowmill.models.maths.transitions import Gaussian, expand, gaussian_kl
+from flowmill.tasks.algorithms.ratios import policy_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ def simple_surrogate(log_ratio: Tensor, advantages: Tensor, clip: tuple[float, f
 
 
 def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
-    """Return the loss of a policy ratio, given as its logarithm: 'clip' or 'spo'."""
+    """Return the loss of a policy ratio from its logarithm: 'clip' or 'spo'."""
     return (simple_surrogate if kind == "spo" else clipped_surrogate)(log_ratio, advantages, clip)
 
 
@@ -168,19 +168,22 @@ def dpo_loss(margin: Tensor, reference_margin: Tensor, beta: float) -> Tensor:
     return loss
 
 
-def kto_loss(gain: Tensor, advantages: Tensor, desired_weight: float, undesired_weight: float) -> Tensor:
-    """Return KTO's loss (arXiv 2402.01306, eq. 8, with reference point 0) of rows, (B,).
+def kto_loss(
+    gain: Tensor, advantages: Tensor, desired_weight: float, undesired_weight: float, *, point: float = 0.0
+) -> Tensor:
+    """Return KTO's loss (arXiv 2402.01306, eq. 7) of rows, (B,).
 
-    w (1 - sigmoid(s gain)) with s = 1 for desired rows (A > 0) and -1 for undesired ones; 0 where A = 0.
+    w (1 - sigmoid(s (gain - point))) with s = 1 for desired rows (A > 0) and -1 for undesired ones; 0 where A = 0.
 
     Args:
         gain: (B,) implicit reward beta log p / p_ref, or its proxy.
         advantages: (B,) of which only the sign counts.
         desired_weight: w of desired rows.
         undesired_weight: w of undesired rows.
+        point: the reference point, in the unit of gains; 0 for APO-zero.
     """
     weight = torch.where(advantages > 0, desired_weight, undesired_weight) * advantages.sign().abs()
-    return weight * torch.sigmoid(-advantages.sign() * gain)
+    return weight * torch.sigmoid(-advantages.sign() * (gain - point))
 
 
 def prediction_weight(prediction: str, sigma: Tensor) -> Tensor:
@@ -237,8 +240,8 @@ def loser_share(residuals: Tensor, sign: Tensor, weights: Tensor, units: Tensor,
     """
     flat, count = widened(residuals.detach()).flatten(1), int(units.max()) + 1
 
-    def summed(kept: Tensor) -> Tensor:
-        rows = (kept * weights).to(flat.dtype)[:, None] * flat
+    def summed(mask: Tensor) -> Tensor:
+        rows = (mask * weights).to(flat.dtype)[:, None] * flat
         return torch.zeros(count, flat.shape[1], dtype=flat.dtype, device=flat.device).index_add(0, units, rows)
 
     better, worse = summed(sign > 0), summed(sign < 0)

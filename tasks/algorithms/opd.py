@@ -14,11 +14,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.path_types import FolderPlace
-from models.maths.transitions import gaussian_kl
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.grpo import KL
+from flowmill.configs.path_types import FolderPlace
+from flowmill.models.maths.transitions import gaussian_kl
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.grpo import KL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from pydantic import PositiveFloat
 
-from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
-from tasks.algorithms.token_grpo import TokenGRPO
-from tasks.algorithms.token_objectives import clipped_value_loss, masked_mean
-from tasks.algorithms.tokens import TokenBatch, TokenModels
+from flowmill.tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.token_grpo import TokenGRPO
+from flowmill.tasks.algorithms.token_objectives import clipped_value_loss, masked_mean
+from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +33,21 @@ class PPO(TokenGRPO):
         return replace(base, min_group_size=1, critic=True, zero_advantages=True)
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
-        """Return the policy's loss of each row, 0 while the policy is held, and the critic's loss."""
+        """Return the policy's loss of each row, 0 while the policy is frozen, and the critic's loss."""
         rows = expect(batch, TokenBatch)
         assert rows.values is not None
         assert rows.returns is not None
         log_probs, entropy, values = models.log_probs_and_values(rows)
         values = rows.chosen(values)
-        found = self.of_log_probs(rows, models, log_probs, entropy)
+        policy_loss = self.of_log_probs(rows, models, log_probs, entropy)
         tokens = clipped_value_loss(values, rows.values, rows.returns, self.value_clip)
-        metrics = dict(found.metrics)
+        metrics = dict(policy_loss.metrics)
         metrics["value"] = masked_mean(values.detach(), rows.mask)
         if self.value_clip is not None:
             moved = ((values - rows.values).abs() > self.value_clip).float()
             metrics["value_clip"] = masked_mean(moved, rows.mask)
-        loss = torch.zeros_like(found.loss) if models.held else found.loss
-        return replace(found, loss=loss, other_losses={"critic": self._row(tokens, rows)}, metrics=metrics)
+        loss = torch.zeros_like(policy_loss.loss) if models.frozen else policy_loss.loss
+        return replace(policy_loss, loss=loss, other_losses={"critic": self._row(tokens, rows)}, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

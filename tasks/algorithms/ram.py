@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import PositiveFloat
 
-from models.maths.transitions import expand
-from tasks.algorithms.base import ForwardTimes, Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
-from tasks.algorithms.objectives import squared_error
+from flowmill.models.maths.transitions import expand
+from flowmill.tasks.algorithms.base import ForwardTimes, Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import Decay, ForwardProcess, decay_of
+from flowmill.tasks.algorithms.objectives import squared_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import PositiveFloat
 
-from configs.option_types import OpenShare
+from flowmill.configs.option_types import OpenShare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,11 @@ class RatioClip:
         """The distances of the lower and of the upper bound from 1."""
         low, high = self.clip_low, self.clip_high
         return self.clip_range if low is None else low, self.clip_range if high is None else high
+
+    @property
+    def kl_limit(self) -> float:
+        """The ``approx_kl`` of log-ratios ten times the clip range; an epoch that moves so far is a fault."""
+        return (10 * max(self.clip)) ** 2 / 2
 
 
 def policy_ratio(log_ratio: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 from pydantic import PositiveFloat, PositiveInt
 
-from models.maths.transitions import Grid, expand
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.climbing import fooled_note, reward_shortfall
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, StateBatch
-from tasks.algorithms.forward import VelocityKL
+from flowmill.models.maths.transitions import Grid, expand
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.climbing import fooled_note, reward_shortfall
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, StateBatch
+from flowmill.tasks.algorithms.forward import VelocityKL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class ReFL(VelocityKL):
             velocity = models.velocity(replace(rows, latents=latents, grid=Grid(level, after, level)))
             velocities.append(velocity)
             latents = latents + expand(after - level, latents) * velocity
-        rewards = models.asked(latents, rows)
+        rewards = models.rewards_of(latents, rows)
         loss = self.scale * reward_shortfall(rewards, self.margin)
         metrics = {"predicted_reward": rewards.detach()}
         return RowLoss(loss=self.add_kl(rows, models, velocities[0], loss, metrics), metrics=metrics)

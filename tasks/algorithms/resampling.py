@@ -1,4 +1,4 @@
-"""Confidence intervals of means over prompts, and tests of differences. Pure: arrays in, numbers out, float64 inside.
+"""Confidence intervals of means over prompts, and a test of falls. Pure: arrays in, numbers out, float64 inside.
 
 The sampling unit is the prompt: images of one prompt are not independent, so each prompt counts with its mean.
 
@@ -17,8 +17,12 @@ import numpy as np
 _RESAMPLES, _CHUNK = 10_000, 500
 
 
-#: Minimum prompts for an interval: with fewer, no interval of useful width covers the mean in 95 % of cases.
-FEWEST = 20
+#: Minimum prompts for an interval: below, equal values are too likely by chance.
+FEWEST = 5
+#: Lower tail of the studentized bootstrap that is compared with Student's t.
+_TAIL = 0.01
+#: Standard errors below this share of the values are rounding.
+_ROUNDING = 1e-12
 #: The 97.5 % quantile of a standard normal.
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -41,76 +45,90 @@ class Estimate:
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
 
-def mean_with_interval(values: np.ndarray, *, bounds: tuple[float, float] | None = None, seed: int = 0) -> Estimate:
+def mean_with_interval(
+    values: np.ndarray, *, bounds: tuple[float, float] = (-math.inf, math.inf), seed: int = 0
+) -> Estimate:
     """Return the mean of (P,) prompts with its 95 % interval, if there are at least ``FEWEST`` prompts.
 
     If all values are 0 or 1, or at either bound, the interval is Wilson's (1927), which has a width for equal values
     too. Otherwise it is the union of the intervals of Student's t and of the studentized bootstrap (Efron and
     Tibshirani 1993, 12.5): the first is accurate for symmetric values, the second for skewed ones. It is clipped to the
     bounds, which keeps its coverage because no mean lies outside. For equal values within bounds it is Wilson's too:
-    values at the bounds have the largest variance about their mean.
+    values at the bounds have the largest variance around their mean.
 
     Args:
         values: (P,) one per prompt.
-        bounds: lowest and highest possible value; ignored if a value lies outside.
+        bounds: lowest and highest possible value, infinite where there is none; ignored if a value lies outside.
         seed: seed of the resamples.
     """
+    # The import of scipy.stats takes longer than the other work of 'flowmill status'.
+    from scipy.special import stdtrit
+
     values = np.asarray(values, np.float64)
     mean, count = float(values.mean()), len(values)
     if count < FEWEST:
         return Estimate(mean=mean, low=None, high=None)
-    known = bounds is not None and bounds[0] <= values.min() and values.max() <= bounds[1]
-    least, most = bounds if known and bounds is not None else (0.0, 1.0)
+    least, most = bounds if bounds[0] <= values.min() and values.max() <= bounds[1] else (-math.inf, math.inf)
     error = float(values.std(ddof=1)) / math.sqrt(count)
-    if bool(np.isin(values, (least, most)).all()) or (known and error == 0):
-        low, high = (least + (most - least) * end for end in _wilson((mean - least) / (most - least), count))
+    ends = (least, most) if math.isfinite(most - least) else (0.0, 1.0)
+    if bool(np.isin(values, ends).all()) or (error == 0 and math.isfinite(most - least)):
+        share = (mean - ends[0]) / (ends[1] - ends[0])
+        low, high = (ends[0] + (ends[1] - ends[0]) * end for end in _wilson(share, count))
         return Estimate(mean=mean, low=low, high=high)
-    below, above = _studentized(values, seed) if error > 0 else (0.0, 0.0)
-    t = _student(count - 1)
-    found = Estimate(mean=mean, low=mean - max(t, above) * error, high=mean + max(t, -below) * error)
-    return found.within(least, most) if known else found
+    below, above = np.quantile(_studentized(values, seed), [0.025, 0.975]) if error > 0 else (0.0, 0.0)
+    t = float(stdtrit(count - 1, 0.975))
+    estimate = Estimate(mean=mean, low=mean - max(t, float(above)) * error, high=mean + max(t, -float(below)) * error)
+    return estimate.within(least, most)
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:
     """Return Wilson's interval of a share of ``count`` draws."""
     middle = share + _Z**2 / (2 * count)
     half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    return (middle - half) / (1 + _Z**2 / count), (middle + half) / (1 + _Z**2 / count)
+    # Of all or none one end is that share, up to rounding.
+    return max(0.0, (middle - half) / (1 + _Z**2 / count)), min(1.0, (middle + half) / (1 + _Z**2 / count))
 
 
-def _student(freedom: int) -> float:
-    """Return Student's 97.5 % quantile by its expansion (Abramowitz and Stegun 26.7.5), within 1e-4 for 9 or more."""
-    z = _Z
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-def _studentized(values: np.ndarray, seed: int) -> tuple[float, float]:
-    """Return the 2.5 and 97.5 % quantiles of (mean* - mean) / error* over resamples that are not constant."""
+def _studentized(values: np.ndarray, seed: int) -> np.ndarray:
+    """Return (mean* - mean) / error* of the resamples that are not constant, (R,)."""
     draw, count = np.random.default_rng(seed), len(values)
-    found = []
+    ratios = []
     for _ in range(_RESAMPLES // _CHUNK):
         drawn = values[draw.integers(0, count, (_CHUNK, count))]
         error = drawn.std(1, ddof=1) / math.sqrt(count)
-        varied = error > 1e-12 * np.abs(values).max()
-        found.append((drawn.mean(1)[varied] - values.mean()) / error[varied])
-    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
-    return float(low), float(high)
+        varied = error > _ROUNDING * np.abs(values).max()
+        ratios.append((drawn.mean(1)[varied] - values.mean()) / error[varied])
+    return np.concatenate(ratios)
 
 
-def chance_of_difference(differences: np.ndarray, *, seed: int = 0) -> float:
-    """Return the two-sided p-value for (P,) paired differences with mean 0, by random sign flips.
+def chance_of_fall(differences: np.ndarray, *, most: float = math.inf, seed: int = 0) -> float:
+    """Return the one-sided p-value for (P,) paired differences with a mean of 0 or more; 1 for too few.
 
-    (1 + flips at least as far from 0) / (1 + flips): the permutation test of a paired design (Fisher 1935).
+    The larger of two. One is that of Student's t, with the statistic divided by how much heavier the lower tail of the
+    studentized bootstrap is, at its 1 % quantile: many small falls with a few large gains have a heavy one. The other
+    is that of Student's t with one more prompt that gains the most possible, as gains may be too rare to be seen.
+
+    Args:
+        differences: (P,) after minus before, one per prompt.
+        most: the largest possible gain; if infinite, three times the largest distance from the mean is taken.
+        seed: seed of the resamples.
     """
-    differences = np.asarray(differences, np.float64)
-    found = abs(float(differences.mean()))
-    if not differences.any():
+    from scipy.special import stdtr, stdtrit
+
+    differences = np.sort(np.asarray(differences, np.float64))
+    if len(differences) < FEWEST or not differences.any():
         return 1.0
-    draw, extreme = np.random.default_rng(seed), 0
-    for _ in range(_RESAMPLES // _CHUNK):
-        signs = draw.integers(0, 2, (_CHUNK, len(differences))) * 2 - 1
-        # A mean that equals the observed one up to rounding counts.
-        extreme += int((np.abs((signs * differences).mean(1)) >= found * (1 - 1e-12)).sum())
-    return (1 + extreme) / (1 + _RESAMPLES)
+    gain = most if math.isfinite(most) else 3 * float(np.abs(differences - differences.mean()).max())
+    with_gain = float(stdtr(len(differences), _t(np.append(differences, gain))))
+    statistic, freedom = _t(differences), len(differences) - 1
+    if statistic >= 0 or math.isinf(statistic):
+        return max(with_gain, float(stdtr(freedom, statistic)))
+    heavier = float(np.quantile(_studentized(differences, seed), _TAIL) / stdtrit(freedom, _TAIL))
+    return max(with_gain, float(stdtr(freedom, statistic / max(1.0, heavier))))
+
+
+def _t(values: np.ndarray) -> float:
+    """Return the mean in standard errors; infinite for values that are equal up to rounding."""
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean = float(values.mean())
+    return mean / error if error > _ROUNDING * np.abs(values).max() else math.copysign(math.inf, mean)

@@ -2,7 +2,7 @@
 
 ``linear`` is the loss -<g, x0^> with x0^ = x_t - t v. Its gradient with respect to v is t g. FlowBP's Sparse form
 (arXiv 2606.11075) has exactly f |dt| g at a state of the rollout; ReFL (arXiv 2304.05977) takes g at x0^. The loss has
-no optimum and is valid only where g was computed, so each sample is used once, in the epoch that made it.
+no optimum and is valid only where g was computed, so each sample is used once, in the epoch that drew it.
 
 ``bounded`` regresses x0^ on x0 + c g / rms(g), at the same distance from the sample for any scale of the reward. The
 loss is the mean squared error divided by t, so that each level moves v equally. It has an optimum: one epoch of
@@ -21,11 +21,11 @@ from typing import Literal
 import torch
 from pydantic import PositiveFloat
 
-from models.maths.transitions import expand
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.climbing import fooled_note, scaled_slopes
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess
+from flowmill.models.maths.transitions import expand
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.climbing import fooled_note, scaled_slopes
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import ForwardProcess
 
 _LINEAR = (
     "optimize.algorithm.options.target is 'linear': a gradient is valid only at the image it was computed at, so "
@@ -45,7 +45,7 @@ class RewardGradient(ForwardProcess):
     target: Literal["bounded", "linear"] = "bounded"
     """Regression on samples moved along the gradient, or the gradient itself."""
     strength: PositiveFloat = 0.3
-    """c: distance that samples are moved, in units of latents (std about 1); with 'linear' a factor of the loss."""
+    """c: distance that samples are moved, in units of latents (std near 1); with 'linear' a factor of the loss."""
 
     @property
     def requires(self) -> Requirements:
@@ -70,11 +70,11 @@ class RewardGradient(ForwardProcess):
         # x0^ - x0, written with the error of the velocity: exactly 0 if the policy predicts the sample.
         moved = expand(time, velocity) * (rows.target - velocity)
         gain = (rows.gradients * moved).flatten(1).sum(1)
-        wanted, rms, flat = scaled_slopes(rows.gradients, self.strength)
+        target, rms, flat = scaled_slopes(rows.gradients, self.strength)
         if self.target == "linear":
             loss = -self.strength * gain
         else:
-            loss = torch.where(flat, 0.0, ((moved - wanted) ** 2).flatten(1).mean(1) / time)
+            loss = torch.where(flat, 0.0, ((moved - target) ** 2).flatten(1).mean(1) / time)
         metrics = {
             "gain": gain.detach(),
             "gradient_rms": rms,

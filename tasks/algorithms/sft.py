@@ -1,17 +1,17 @@
 """Supervised fine-tuning: the denoising error of samples at fresh noise, without rewards.
 
 Rejected samples, and rated ones below the neutral rating, are left out. ``times`` chooses the noise levels:
-'stratified' (uniform), 'logit_normal' (Stable Diffusion 3, arXiv 2403.03206), or 'grid', the levels of the family's own
-schedule with its shift; with ``rollout.steps`` 1000 these are the training timesteps of Stable Diffusion.
+'stratified' (uniform), 'logit_normal' (Stable Diffusion 3, arXiv 2403.03206), 'timesteps' (those of Stable Diffusion's
+training), or 'grid', the levels of the family's own schedule with its shift.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, Prediction, errors
+from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.forward import ForwardProcess, Prediction, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.algorithms.base import RowLoss
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
-from tasks.algorithms.grpo import GRPO
+from flowmill.tasks.algorithms.base import RowLoss
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
+from flowmill.tasks.algorithms.grpo import GRPO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
-from tasks.algorithms.objectives import pair_sign, unit_sum
-from tasks.algorithms.token_objectives import Preference, masked_mean, masked_sum, preference_loss
-from tasks.algorithms.tokens import TokenBatch, TokenModels
+from flowmill.tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.objectives import pair_sign, unit_sum
+from flowmill.tasks.algorithms.token_objectives import Preference, masked_mean, masked_sum, preference_loss
+from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class TokenDPO:
         if self.likelihood:
             likely = unit_sum(better * masked_mean(log_probs, rows.mask) * rows.weights, rows.units)
             loss = loss - self.likelihood * likely
-        kept = gained.detach()
+        gains = gained.detach()
         metrics = {
             "preferred": (margin > 0).float().detach(),
             "margin": margin.detach(),
             # Figures of pairs, on both rows.
-            "better_gain": unit_sum(better * kept * rows.weights, rows.units),
-            "worse_gain": unit_sum((1 - better) * kept * rows.weights, rows.units),
+            "better_gain": unit_sum(better * gains * rows.weights, rows.units),
+            "worse_gain": unit_sum((1 - better) * gains * rows.weights, rows.units),
             "entropy": masked_mean(entropy, rows.mask),
             "length": rows.mask.sum(-1).float(),
         }

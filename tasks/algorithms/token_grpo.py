@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from configs.option_types import OpenShare
-from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
-from tasks.algorithms.objectives import ratio_metrics, ratio_surrogate
-from tasks.algorithms.ratios import RatioClip, policy_ratio
-from tasks.algorithms.token_objectives import (
+from flowmill.configs.option_types import OpenShare
+from flowmill.tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.objectives import ratio_metrics, ratio_surrogate
+from flowmill.tasks.algorithms.ratios import RatioClip, policy_ratio
+from flowmill.tasks.algorithms.token_objectives import (
     Correction,
     Estimator,
     cispo_tokens,
@@ -29,7 +29,7 @@ from tasks.algorithms.token_objectives import (
     sequence_log_ratio,
     token_kl,
 )
-from tasks.algorithms.tokens import TokenBatch, TokenModels
+from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,14 +73,24 @@ class TokenGRPO(RatioClip):
             )
 
     @property
+    def kl_limit(self) -> float:
+        """Nats per token, whatever the ratio is of: one epoch should move the policy by much less."""
+        return 1.0
+
+    @property
+    def kl_base_limit(self) -> float:
+        """Nats per token: what the policy writes is then nearly impossible for the base model."""
+        return 2.0
+
+    @property
     def requires(self) -> Requirements:
         """Requires groups of two; a KL also the base model and samples of advantage 0."""
-        wanted = self.kl_coef > 0
+        with_kl = self.kl_coef > 0
         return Requirements(
             kind="tokens",
             min_group_size=2,
-            reference=wanted or self.kl_after,
-            zero_advantages=wanted,
+            reference=with_kl or self.kl_after,
+            zero_advantages=with_kl,
             after=self.kl_after,
             approx_kl=True,
         )
@@ -101,6 +111,8 @@ class TokenGRPO(RatioClip):
         else:
             tokens = ratio_surrogate(self.surrogate, log_ratio, advantages, self.clip)
         metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
+        if models.measures:
+            metrics["kl_base"] = self._kl_base(rows, models, log_probs)
         if self.tis is not None:
             weights = sampler_weights(
                 rows.behavior_log_probs,
@@ -128,6 +140,12 @@ class TokenGRPO(RatioClip):
         log_probs, reference = models.log_probs(rows)[0], models.reference_log_probs(rows)
         return {f"kl_after_{name}": masked_mean(token_kl(log_probs, reference, name), rows.mask) for name in _KLS}
 
+    def _kl_base(self, rows: TokenBatch, models: TokenModels, log_probs: Tensor) -> Tensor:
+        """Return the KL of the policy to the base model per token of samples of the behavior policy, (B,)."""
+        reference, old = rows.chosen(models.reference_log_probs(rows)), rows.chosen(rows.old_log_probs)
+        weighted = policy_ratio(log_probs - old) * token_kl(log_probs, reference, "k3")
+        return masked_mean(weighted, rows.mask)
+
     def _log_ratio(self, log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
         if self.ratio == "sequence":
             return sequence_log_ratio(log_probs, old, mask)
@@ -143,6 +161,9 @@ class TokenGRPO(RatioClip):
     def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
         mask = rows.mask
         ratios = ratio_metrics(log_ratio, self.clip) | {"approx_kl": policy_ratio(-log_ratio) - 1 + log_ratio}
+        # Per token, whatever the ratio is of; unlike approx_kl it grows only linearly where a token gets unlikely.
+        moved = log_probs - rows.chosen(rows.anchored(log_probs))
+        ratios["kl_epoch"] = policy_ratio(moved) - 1 - moved
         gap = torch.where(mask, (log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
         sampler = torch.where(mask, (rows.sampled_log_probs - rows.behavior_log_probs).abs(), 0.0).amax(-1)
         return {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from tasks.algorithms.ratios import policy_ratio
+from flowmill.tasks.algorithms.ratios import policy_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

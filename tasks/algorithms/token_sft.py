@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
-from tasks.algorithms.token_objectives import masked_mean, masked_sum
-from tasks.algorithms.tokens import TokenBatch, TokenModels
+from flowmill.tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.token_objectives import masked_mean, masked_sum
+from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

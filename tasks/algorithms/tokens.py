@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tasks.algorithms.base import Batch, Models
+from flowmill.tasks.algorithms.base import Batch, Models
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.maths.shared_prompts import SharedPrompts
-    from models.policies.causal_lm import TrainableLM
-    from models.policies.critic_lm import TrainableCritic
+    from flowmill.models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.policies.causal_lm import TrainableLM
+    from flowmill.models.policies.critic_lm import TrainableCritic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +84,12 @@ class TokenModels(Models):
     def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``log_probs`` and the critic's (B, W) values with gradient; no gradient connects the two.
 
-        While the policy is held, its log-probs have no gradient.
+        While the policy is frozen, its log-probs have no gradient.
         """
         critic = self.critic
         assert critic is not None
         ids, hidden = batch.ids, None
-        with torch.set_grad_enabled(not self.held):
+        with torch.set_grad_enabled(not self.frozen):
             if critic.reads_policy:
                 log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature, batch.shared)
             else:
@@ -101,11 +101,14 @@ class TokenModels(Models):
         """Return the base model's (B, W) log-probs, stored or computed once per row and epoch."""
         if batch.reference is not None:
             return batch.reference
-        known = self.remembered
-        if known is not None and all(key in known for key in batch.keys):
-            rows = [known[key][: batch.ids.shape[1]] for key in batch.keys]
+        if self.base is not None:
+            with torch.no_grad(), self.trainable.holding(self.base()):
+                return self.log_probs(batch)[0]
+        cache = self.remembered
+        if cache is not None and all(key in cache for key in batch.keys):
+            rows = [cache[key][: batch.ids.shape[1]] for key in batch.keys]
             return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(batch.ids.device)
-        found = self.trainable.reference_log_probs(batch.ids, self.temperature, batch.shared)
-        if known is not None:
-            known.update(zip(batch.keys, found.cpu(), strict=True))
-        return found
+        log_probs = self.trainable.reference_log_probs(batch.ids, self.temperature, batch.shared)
+        if cache is not None:
+            cache.update(zip(batch.keys, log_probs.cpu(), strict=True))
+        return log_probs

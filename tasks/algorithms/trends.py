@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Largest share of runs with a false alarm, about a monitor that does not fall or a reward that does not rise.
+#: Largest share of runs with a false alarm, of a monitor that does not fall or a reward that does not rise.
 FALSE_ALARMS = 0.05
 #: Maximum and minimum number of means in a test.
 LONGEST, _FEWEST = 64, 5
@@ -28,7 +28,7 @@ _LEFT = 0.05
 
 
 def trend(values: Tensor) -> float:
-    """Return the Mann-Kendall statistic: about standard normal without a trend, above 0 where values rise.
+    """Return the Mann-Kendall statistic: nearly standard normal without a trend, above 0 where values rise.
 
     S is the number of rising pairs minus the number of falling pairs. The statistic is S moved by 1 towards 0, divided
     by its standard deviation (Kendall 1975, with his correction for ties). If the residuals of a quadratic curve have a
@@ -67,8 +67,8 @@ def _autocorrelation(y: Tensor) -> float:
 def _quadratics(count: int) -> Tensor:
     """Return orthonormal quadratic curves over ``count`` epochs, (N, 3) float64."""
     x = torch.linspace(-1, 1, count, dtype=torch.float64)
-    found: Tensor = torch.linalg.qr(torch.stack([torch.ones_like(x), x, x.square()], 1))[0]
-    return found
+    curves: Tensor = torch.linalg.qr(torch.stack([torch.ones_like(x), x, x.square()], 1))[0]
+    return curves
 
 
 def chance_of_trend(values: Tensor, sign: int) -> float:
@@ -91,15 +91,15 @@ def _orders(repeats: tuple[int, ...]) -> list[int]:
     The coefficients of the Gaussian multinomial [n]! / ([m_1]! [m_2]! ...) in q, [k] = 1 + q + ... + q^(k - 1)
     (MacMahon 1913).
     """
-    found = [1]
+    counts = [1]
     for size in range(2, sum(repeats) + 1):
-        found = [sum(found[max(0, n - size + 1) : n + 1]) for n in range(len(found) + size - 1)]
+        counts = [sum(counts[max(0, n - size + 1) : n + 1]) for n in range(len(counts) + size - 1)]
     for size in (size for repeat in repeats for size in range(2, repeat + 1)):
         quotient: list[int] = []
-        for n in range(len(found) - size + 1):
-            quotient.append(found[n] - sum(quotient[max(0, n - size + 1) : n]))
-        found = quotient
-    return found
+        for n in range(len(counts) - size + 1):
+            quotient.append(counts[n] - sum(quotient[max(0, n - size + 1) : n]))
+        counts = quotient
+    return counts
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
@@ -136,10 +136,10 @@ def opposed_window(rising: Tensor, falling: Tensor, *, epochs: int | None = None
 
 def _windows(longest: int) -> list[int]:
     """Return the window lengths, the longest first, each half of the previous one."""
-    found = [longest]
-    while found[-1] // 2 >= _SHORTEST:
-        found.append(found[-1] // 2)
-    return found
+    lengths = [longest]
+    while lengths[-1] // 2 >= _SHORTEST:
+        lengths.append(lengths[-1] // 2)
+    return lengths
 
 
 def first_opposed(rising: Tensor, falling: Tensor) -> int | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.algorithms.awm import AWM
-from tasks.algorithms.base import ForwardTimes
+from flowmill.tasks.algorithms.awm import AWM
+from flowmill.tasks.algorithms.base import ForwardTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

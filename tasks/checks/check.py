@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from configs.errors import ConfigError
-from configs.refusals import Rule, Unused, refuse
-from configs.registry import Table, chosen, resolve
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
-from models.policies import POLICIES
-from storage.trajectories import TRAJECTORY_STORES
-from tasks.advantages.estimators import make_estimator
-from tasks.algorithms.checks import Trained
-from tasks.checks.check_data import check_data
-from tasks.checks.check_execution import check_execution
-from tasks.checks.check_render import check_render
-from tasks.checks.check_rewards import check_followed, check_rewards
-from tasks.choices import SAMPLERS
-from tasks.inputs.components import make_algorithm
-from tasks.inputs.model_settings import check_model, check_reference_images
-from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.prompts import SOURCE, Prompt
-from tasks.inputs.quantize_settings import check_frozen
-from tasks.inputs.source_prompts import source_prompts
-from tasks.inputs.trained_weights import check_teachers, check_trained
-from tasks.metrics.alerts import NAMES
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.modality import Kind, make_kind
-from tasks.runs.seeds import most_of_each
-from tasks.training.optimizers import check_optimizer
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.registry import Table, chosen, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.policies import POLICIES
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.tasks.advantages.estimators import make_estimator
+from flowmill.tasks.algorithms.checks import Trained
+from flowmill.tasks.checks.check_data import check_data
+from flowmill.tasks.checks.check_execution import check_execution
+from flowmill.tasks.checks.check_render import check_render
+from flowmill.tasks.checks.check_rewards import check_followed, check_rewards
+from flowmill.tasks.choices import SAMPLERS
+from flowmill.tasks.choices.difficulty import level_of
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.inputs.prompts import SOURCE, Prompt
+from flowmill.tasks.inputs.quantize_settings import check_frozen
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.inputs.trained_weights import check_teachers, check_trained
+from flowmill.tasks.metrics.alerts import NAMES
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.runs.seeds import most_of_each
+from flowmill.tasks.training.optimizers import check_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,6 @@ class OfKind(Trained):
         """The most tokens of a text; None if the policy makes none."""
         return self.kind.longest(self.config)
 
-    @property
-    def back(self) -> list[str]:
-        """The rules of alerts that take the run back."""
-        return list(self.config.watch.rules("back"))
-
-
-def _acts(on: Mapping[str, str], rule: str) -> str | None:
-    """Return the action on a rule if it is more than a warning."""
-    return None if on.get(rule) == "warn" else on.get(rule)
-
 
 #: Combinations of the policy's kind, the algorithm, and the settings that only some of them read.
 RUN: tuple[Rule[OfKind], ...] = (
@@ -76,30 +66,9 @@ RUN: tuple[Rule[OfKind], ...] = (
     Rule("advantage.overlong", lambda f, overlong: overlong.buffer > f.longest,
          "model.policy '{model.policy}' ends texts after {facts.longest} tokens (rollout.tokens.max_new)",
          "Lower the buffer", where="{setting} has a buffer of {value.buffer} tokens, but"),
-    Unused("critic", lambda f, _: not f.requires.critic,
-           "{facts.algorithm} trains none, so it would do nothing",
-           "Remove it, or choose the algorithm 'ppo'", where="{setting} is set, but"),
     Rule("optimize.stop_kl", lambda f, _: not f.requires.approx_kl,
          "{facts.algorithm} has no policy ratio, so it measures no approx_kl",
          "Remove {setting}, or choose an algorithm with a ratio", where="{setting} is {value:g}, but"),
-    Rule("optimize.stop_kl", lambda f, _: f.config.optimize.updates_per_epoch * f.config.optimize.inner_epochs == 1,
-         "an epoch has one update, before which the policy has not moved",
-         "Remove {setting}, or raise optimize.updates_per_epoch", where="{setting} is {value:g}, but"),
-    Rule("execution.ahead optimize.replay", lambda f, value: f.back and value,
-         "with {setting} epochs after that would train on samples of the policy that is left",
-         "Remove {setting}, or choose 'stop'", where="watch.on.{facts.back[0]} is 'back', but"),
-    Rule("watch.on", lambda f, on: not f.config.monitors and _acts(on, "monitor"),
-         "there are no monitors, so the rule never fires",
-         "Add some, or remove it", where="watch.on.monitor is '{found}', but"),
-    Rule("watch.on", lambda f, on: not f.config.prompts.lists("heldout") and _acts(on, "heldout"),
-         "there are no held-out prompts, so the rule never fires",
-         "Set prompts.heldout, or remove it", where="watch.on.heldout is '{found}', but"),
-    Rule("watch.on", lambda f, on: not f.requires.approx_kl and _acts(on, "kl"),
-         "{facts.algorithm} has no policy ratio and measures no approx_kl, so the rule never fires",
-         "Remove it, or choose an algorithm with a ratio", where="watch.on.kl is '{found}', but"),
-    Rule("watch.on", lambda f, on: not f.requires.critic and _acts(on, "explained_variance"),
-         "{facts.algorithm} trains no critic, so the rule never fires",
-         "Remove it, or choose the algorithm 'ppo'", where="watch.on.explained_variance is '{found}', but"),
 )  # fmt: skip
 
 
@@ -109,16 +78,11 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     Args:
         config: the config.
         rewards: also build the rewards, which finds missing packages and wrong values.
-
-    Raises:
-        ConfigError: a setting cannot work.
-        PromptError: a prompt source cannot be used.
     """
-    _known("model.policy", config.model.policy, POLICIES)
+    _check_name("model.policy", config.model.policy, POLICIES)
     if config.render is not None:
-        _known("render.model.policy", config.render.model.policy, POLICIES)
-    _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
-    _check_registered(config)
+        _check_name("render.model.policy", config.render.model.policy, POLICIES)
+    _check_name("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_watch(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
     refuse(RUN, OfKind(config=config, requires=requires, kind=kind))
@@ -140,7 +104,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     prompts = {split: len(items) for split, items in sources.items()}
     _check_prompts(config, prompts)
     _check_mixture(config, sources["train"])
-    _check_sampler(config)
+    _check_sampler(config, sources["train"])
     return kind.cost(config, requires, prompts)
 
 
@@ -150,44 +114,41 @@ def _check_watch(config: RunConfig) -> None:
             raise ConfigError(f"watch.on: there is no rule '{rule}'. {did_you_mean(rule, NAMES)}")
 
 
-def _check_registered(config: RunConfig) -> None:
-    """Check the name of the registered model, which MLflow would refuse only after training."""
-    name = config.tracking.registered_model
-    if name is not None and (not name.strip() or set("/:") & set(name)):
-        raise ConfigError(
-            f"tracking.registered_model is {name!r}, but names of MLflow's model registry are not empty and hold "
-            "neither '/' nor ':', so the trained model could not be registered. Choose another, such as "
-            f"'{re.sub('[/:]+', '-', name).strip(' -') or 'my-model'}'."
-        )
-
-
 def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
-    wanted = config.rollout.prompts_per_epoch
-    if config.data is None and wanted > prompts["train"]:
+    required = config.rollout.prompts_per_epoch
+    if config.data is None and required > prompts["train"]:
         raise ConfigError(
-            f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch "
+            f"rollout.prompts_per_epoch is {required}, but prompts.train holds {prompts['train']} prompts and an epoch "
             f"takes each at most once. Lower it to {prompts['train']} or add prompts."
         )
 
 
 def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    sources, wanted = config.prompts.sources, config.rollout.prompts_per_epoch
+    sources, per_epoch = config.prompts.sources, config.rollout.prompts_per_epoch
     if not sources:
         return
     weights = [source.weight for source in sources]
-    for source, most in zip(sources, most_of_each(weights, wanted, config.run.epochs), strict=True):
+    for source, most in zip(sources, most_of_each(weights, per_epoch, config.run.epochs), strict=True):
         has = sum(prompt.metadata[SOURCE] == source.name for prompt in prompts)
         if most > has:
             raise ConfigError(
-                f"rollout.prompts_per_epoch is {wanted}, of which an epoch takes up to {most} of the source "
+                f"rollout.prompts_per_epoch is {per_epoch}, of which an epoch takes up to {most} of the source "
                 f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
             )
 
 
-def _check_sampler(config: RunConfig) -> None:
-    """Check that the sampler of prompts can be made, and that it has sources if it shares them out."""
+def _check_sampler(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Check that the sampler of prompts can be created, and has the sources or the levels of prompts that it reads."""
     section = config.prompts
-    chosen(SAMPLERS, section.sampler, label="prompts.sampler")
+    sampler = chosen(SAMPLERS, section.sampler, label="prompts.sampler")
+    for prompt in prompts if getattr(sampler, "level", None) is not None else ():
+        try:
+            level_of(prompt.metadata, sampler.level)
+        except ValueError as error:
+            raise ConfigError(
+                f"prompts.sampler '{section.sampler.name}' orders prompts by '{sampler.level}', but of the prompt "
+                f"{prompt.text!r} {error}. Name a column in which every prompt has a number, or correct the list."
+            ) from None
     if section.sampler.name == "sources" and len(section.sources) < 2:
         raise ConfigError(
             "prompts.sampler 'sources' sets the shares of prompts.sources, but there is one list. Name several "
@@ -195,7 +156,7 @@ def _check_sampler(config: RunConfig) -> None:
         )
 
 
-def _known(label: str, name: str, table: Table) -> None:
+def _check_name(label: str, name: str, table: Table) -> None:
     """Check a table name without importing its component; import strings are imported."""
     if name not in table:
         resolve(table, name, label=label)

@@ -1,15 +1,15 @@
-"""Checks the settings of runs that train on given samples."""
+"""Checks the settings of runs that train on samples of ``data``."""
 
 from __future__ import annotations
 
-from configs.advantages import AdvantageSection
-from configs.errors import ConfigError
-from configs.refusals import Rule, Unused, refuse
-from configs.schema import RunConfig
-from models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
-from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import Trained
-from tasks.inputs.model_settings import check_model
+from flowmill.configs.advantages import AdvantageSection
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.algorithms.checks import Trained
+from flowmill.tasks.inputs.model_settings import check_model
 
 #: Texts of several rules.
 _NEEDS, _NOT_GIVEN = "data: {facts.algorithm} needs", "which given samples do not have"
@@ -33,14 +33,15 @@ DATA: tuple[Rule[Trained], ...] = (
          "the rows have neither pairs nor ratings",
          "Set data.chosen and data.rejected, or data.rating, or use the algorithm 'sft'",
          where="data: {facts.algorithm} compares samples, but"),
-    Unused("monitors render optimize.replay", lambda f, _: True, _ACTS, "Remove it", where="{setting}"),
-    Rule("prompts.sampler", lambda f, _: f.config.prompts.chooses, _ACTS, "Remove it", where="{setting}"),
-    Unused("execution.ahead", lambda f, _: True, _ACTS, "Remove it", where="{setting}"),
-    Rule("advantage", lambda f, section: section != AdvantageSection(estimator=section.estimator),
+    Rule("monitors render optimize.replay execution.ahead", lambda f, value: value,
          _ACTS, "Remove it", where="{setting}"),
-    Unused("data.buckets", lambda f, _: f.config.model.policy not in ANY_SIZE or f.config.model.frames > 1,
-           "model.policy '{model.policy}' is trained on samples of one",
-           f"Remove it, or choose a family of {', '.join(sorted(ANY_SIZE))}", where="{setting} has several sizes, but"),
+    Rule("prompts.sampler", lambda f, _: f.config.prompts.chooses, _ACTS, "Remove it", where="{setting}"),
+    Rule("advantage", lambda f, section: section != AdvantageSection(),
+         _ACTS, "Remove it", where="{setting}"),
+    Rule("data.buckets",
+         lambda f, value: value and (f.config.model.policy not in ANY_SIZE or f.config.model.frames > 1),
+         "model.policy '{model.policy}' is trained on samples of one",
+         f"Remove it, or choose a family of {', '.join(sorted(ANY_SIZE))}", where="{setting} has several sizes, but"),
     Rule("data.rating", lambda f, _: f.config.data and f.config.data.buckets and f.requires.unit != "row",
          "{facts.algorithm} compares them at equal noise",
          "Remove it, or give pairs", where="data.buckets gives rated images of one prompt several sizes, but"),
@@ -58,11 +59,7 @@ DATA: tuple[Rule[Trained], ...] = (
 
 
 def check_data(config: RunConfig, requires: Requirements) -> None:
-    """Check that the algorithm can train on given samples, and that no setting of rollouts and rewards is without use.
-
-    Raises:
-        ConfigError: a setting cannot work.
-    """
+    """Check that the algorithm can train on samples of ``data``, and that settings of rollouts have a use."""
     if config.data is None:
         return
     refuse(DATA, Trained(config=config, requires=requires))

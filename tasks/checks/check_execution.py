@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from configs.components import reward_sections
-from configs.errors import ConfigError
-from configs.refusals import Rule, Unused, refuse
-from configs.schema import RunConfig
-from models.devices import chosen_device
-from models.memory.architectures import architecture_of, meta_denoiser
-from models.policies import REFERENCES, most_images
-from models.policies.attention import UNSPLIT
-from models.weights.context_parallel import token_plan
-from tasks.execution.launchers import check_launcher
-from tasks.execution.runners import check_runner
-from tasks.inputs.components import as_evaluated
-from tasks.inputs.row_tokens import image_tokens, text_tokens
+from flowmill.configs.components import reward_sections
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.schema import RunConfig
+from flowmill.models.devices import chosen_device
+from flowmill.models.memory.architectures import architecture_of, meta_denoiser
+from flowmill.models.policies import REFERENCES, most_images
+from flowmill.models.policies.attention import UNSPLIT
+from flowmill.models.weights.context_parallel import token_plan
+from flowmill.tasks.execution.launchers import check_launcher
+from flowmill.tasks.execution.runners import check_runner
+from flowmill.tasks.inputs.components import as_evaluated
+from flowmill.tasks.inputs.row_tokens import image_tokens, text_tokens
 
 EXECUTION: tuple[Rule[RunConfig], ...] = (
     Rule("execution.strategy", lambda c, strategy: strategy == "fsdp" and c.execution.ranks == 1,
@@ -39,7 +39,7 @@ EXECUTION: tuple[Rule[RunConfig], ...] = (
     Rule("execution.sampling", lambda c, sampling: sampling == "spread" and c.execution.strategy != "fsdp",
          "execution.strategy '{execution.strategy}' keeps whole weights on every rank",
          "Set strategy to 'fsdp', or sampling to 'whole'"),
-    Unused("model.compile model.device_map", lambda c, _: c.execution.strategy == "fsdp",
+    Rule("model.compile model.device_map", lambda c, value: value and c.execution.strategy == "fsdp",
            "execution.strategy 'fsdp' places and wraps the blocks itself",
            "Remove one of them", where="{setting} is set, but"),
     Rule("execution.context_parallel", lambda c, degree: c.execution.ranks % degree,
@@ -56,11 +56,7 @@ EXECUTION: tuple[Rule[RunConfig], ...] = (
 
 
 def check_execution(config: RunConfig) -> None:
-    """Check launcher, runner, devices, and the sharding of weights and tokens over processes.
-
-    Raises:
-        ConfigError: a setting cannot work, or has no effect.
-    """
+    """Check launcher, runner, devices, and the sharding of weights and tokens over processes."""
     check_launcher(config.execution)
     check_runner(config.execution)
     check_devices(config)
@@ -86,7 +82,7 @@ def check_devices(config: RunConfig) -> None:
 
 
 def _check_tokens(config: RunConfig) -> None:
-    """Check that the heads and tokens of a model of known architecture can be split evenly."""
+    """Check that the heads and tokens of a model of a supported architecture can be split evenly."""
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
         return

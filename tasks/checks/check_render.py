@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from configs.components import reward_sections
-from configs.errors import ConfigError, PromptError
-from configs.refusals import Rule, Unused, refuse
-from configs.render import TurnsSection
-from configs.schema import RunConfig
-from models.policies import most_images
-from models.rewards.factory import needs_of
-from tasks.inputs.components import make_solver
-from tasks.inputs.model_settings import check_model, check_reference_images
-from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
-from tasks.inputs.source_prompts import source_prompts
-from tasks.modalities.modality import make_kind
-from tasks.specs.turns import returns_best
+from flowmill.configs.components import reward_sections
+from flowmill.configs.errors import ConfigError, PromptError
+from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.render import TurnsSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import most_images
+from flowmill.models.rewards.factory import needs_of
+from flowmill.tasks.inputs.components import make_solver
+from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
+from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.specs.turns import returns_best
 
 
 def _named_instead(config: RunConfig, turns: TurnsSection) -> str:
@@ -25,20 +25,18 @@ def _named_instead(config: RunConfig, turns: TurnsSection) -> str:
 
 #: Of the image model.
 RENDER: tuple[Rule[RunConfig], ...] = (
-    Unused("execution.render_rows execution.render_device execution.keep_renderer", lambda c, _: c.render is None,
-           "the config has no section 'render', so it would do nothing",
-           "Remove it", where="{setting} is set, but"),
     Rule("render", lambda c, _: not make_kind(c).writes,
          "model.policy '{model.policy}' writes none",
          "Remove it, or train a model that does, such as causal_lm", where="{setting} draws texts, but"),
     Rule("render.model.policy", lambda c, _: not make_kind(renderer_config(c)).draws,
          "cannot draw texts",
          "Choose a family of image models, such as sd3", where="{setting} '{value}'"),
-    Unused("render.model.lora render.model.checkpoint render.model.start render.model.start_config "
-           "render.model.gradient_checkpointing render.model.frames", lambda *_: True,
-           "that model is never trained and draws images",
-           "Remove it; a model that was trained before is one by its exported folder, in render.model.path",
-           where="{setting} is set, but"),
+    Rule("render.model.lora render.model.start render.model.start_config "
+         "render.model.gradient_checkpointing render.model.frames",
+         lambda _, value: value is True or value not in (0, 1),
+         "that model is never trained and draws images",
+         "Remove it; a model that was trained before is one by its exported folder, in render.model.path",
+         where="{setting} is set, but"),
 )  # fmt: skip
 #: Of the images, and of turns.
 IMAGES: tuple[Rule[RunConfig], ...] = (
@@ -65,11 +63,7 @@ IMAGES: tuple[Rule[RunConfig], ...] = (
 
 
 def check_render(config: RunConfig) -> None:
-    """Check the section ``render``; without one, check that no setting depends on it.
-
-    Raises:
-        ConfigError: a setting cannot work, or has no effect.
-    """
+    """Check the section ``render``; without one, check that no setting depends on it."""
     refuse(RENDER, config)
     if config.render is None:
         _check_absent(config)
@@ -101,11 +95,11 @@ def _check_turns(config: RunConfig, turns: TurnsSection) -> None:
             if any(key in prompt.metadata for prompt in prompts):
                 raise ConfigError(f"prompts.{split} has a column '{key}', which the store uses for {use}. Rename it.")
     policy, most = config.model.policy, most_images(config.model.policy, config.model.options)
-    given = max(len(prompt.images) for split in sources.values() for prompt in split)
+    own = max(len(prompt.images) for split in sources.values() for prompt in split)
     drawn = (turns.count - 1) * render_of(config).images
-    if sees_images(config) and most is not None and given + drawn > most:
+    if sees_images(config) and most is not None and own + drawn > most:
         raise ConfigError(
-            f"render.turns: a conversation may have {given + drawn} images, {given} of the prompt and {drawn} drawn, "
+            f"render.turns: a conversation may have {own + drawn} images, {own} of the prompt and {drawn} drawn, "
             f"but model.policy '{policy}' takes {most} as it is set. Raise model.options.images, or lower "
             "render.turns.count or render.images."
         )

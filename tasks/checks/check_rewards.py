@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from configs.components import reward_sections
-from configs.errors import ConfigError
-from configs.registry import resolve
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
-from models.policies import UNFOLLOWED
-from models.rewards import REWARDS
-from models.rewards.base import Needs
-from models.rewards.differentiable import is_differentiable
-from models.rewards.factory import MadeRewards, check_section, needs_of, why_not_spread
-from tasks.algorithms.base import Requirements
-from tasks.inputs.fits import Fits
-from tasks.inputs.option_paths import reward_places
-from tasks.inputs.prompts import SOURCE, Prompt, image_column
-from tasks.inputs.renderer import reads_images
-from tasks.modalities.modality import make_kind
+from flowmill.configs.components import reward_sections
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import resolve
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.policies import UNFOLLOWED
+from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards.base import Needs
+from flowmill.models.rewards.differentiable import is_differentiable
+from flowmill.models.rewards.factory import RewardCache, check_section, needs_of
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.inputs.fits import Fits
+from flowmill.tasks.inputs.option_paths import reward_places
+from flowmill.tasks.inputs.prompts import SOURCE, Prompt, image_column
+from flowmill.tasks.inputs.renderer import reads_images
+from flowmill.tasks.modalities.modality import make_kind
 
 #: Characters that file systems and MLflow accept in names, in addition to letters and digits.
 _IN_LABELS = "_-.: "
 _LONGEST_LABEL = 100
 #: Settings that only affect optimized rewards, with their neutral values.
-_OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False, "modality": None}
-#: Reasons why settings do not apply to training on reward gradients; other settings act on scores only.
-_UNFOLLOWED = {
-    "server": "a server gives scores alone",
-    "spread": "each rank follows different samples back, at different times",
-}
+_OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
 
 
 def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *, build: bool) -> None:
@@ -41,9 +36,6 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
         config: the config.
         prompts: by split.
         build: also build them, which finds missing packages and wrong values.
-
-    Raises:
-        ConfigError: a reward cannot work.
     """
     sections = reward_sections(config)
     _check_labels(sections)
@@ -52,21 +44,16 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
     for section in sections:
         check_section(section)
         _check_sources(section, config)
-        _check_spread(section, config)
         if section.server is not None:
             _check_served(section)
             continue
         _check_needs(section, needs_of(section.name, section.options), config, prompts)
         if build:
-            MadeRewards(Fits(config.store).located).of(section)
+            RewardCache(Fits(config.store).located).of(section)
 
 
 def check_followed(config: RunConfig, requires: Requirements) -> None:
-    """Check that rewards are differentiable, if the algorithm trains on their gradients.
-
-    Raises:
-        ConfigError: a reward has no gradient, or a setting of it would have no effect.
-    """
+    """Check that rewards are differentiable, if the algorithm trains on their gradients."""
     if not (requires.gradients or requires.rewards):
         return
     algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
@@ -84,10 +71,10 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
                 "trains on. Remove those that choose another form of it, or move it to monitors."
             )
         if not is_differentiable(label):
-            known = [name for name in REWARDS if is_differentiable(resolve(REWARDS, name, label="reward"))]
+            differentiable = [name for name in REWARDS if is_differentiable(resolve(REWARDS, name, label="reward"))]
             raise ConfigError(
                 f"rewards: '{section.slot}' has no gradient, which {algorithm} trains on. Take one of "
-                f"{', '.join(known)}, give your own a method 'differentiable', or move it to monitors."
+                f"{', '.join(differentiable)}, give your own a method 'differentiable', or move it to monitors."
             )
         if needs_of(section.name, section.options).groupwise:
             raise ConfigError(
@@ -98,11 +85,10 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
             "server": section.server,
             "threshold": section.threshold,
             "standardize": section.standardize or None,
-            "spread": section.spread or None,
         }
         for name, value in settings.items():
             if value is not None:
-                why = _UNFOLLOWED.get(name, "it acts on scores, not on their gradients")
+                why = "a server gives scores alone" if name == "server" else "it acts on scores, not on their gradients"
                 raise ConfigError(
                     f"rewards: '{section.slot}' has {name} set, but {algorithm} trains on gradients, and {why}. Remove "
                     "it."
@@ -119,25 +105,13 @@ def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt for prompt in prompts if not section.sources or prompt.metadata.get(SOURCE) in section.sources]
 
 
-def _check_spread(section: RewardSection, config: RunConfig) -> None:
-    """Refuse ``spread`` for a reward whose calls the ranks cannot make together."""
-    if not section.spread:
-        return
-    found, runner = why_not_spread(section), config.execution.runner.name
-    if found is None and runner != "threads":
-        found = f"execution.runner '{runner}' scores, whose workers know nothing of each other", "Remove one of the two"
-    if found is not None:
-        why, remedy = found
-        raise ConfigError(f"rewards: '{section.slot}' has spread set, but {why}. {remedy}.")
-
-
 def _check_sources(section: RewardSection, config: RunConfig) -> None:
-    known = [source.name for source in config.prompts.sources]
+    sources = [source.name for source in config.prompts.sources]
     for name in section.sources:
-        if name not in known:
+        if name not in sources:
             raise ConfigError(
                 f"rewards: '{section.slot}' scores the source '{name}', which prompts.sources does not have. "
-                f"{did_you_mean(name, known)}"
+                f"{did_you_mean(name, sources)}"
             )
 
 
@@ -158,9 +132,9 @@ def _check_labels(sections: Sequence[RewardSection]) -> None:
             raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
         odd = "".join(dict.fromkeys(each for each in slot if not (each.isalnum() or each in _IN_LABELS)))
         if odd or len(slot.encode()) > _LONGEST_LABEL:
-            found = f"holds {odd!r}" if odd else f"has {len(slot.encode())} bytes"
+            fault = f"holds {odd!r}" if odd else f"has {len(slot.encode())} bytes"
             raise ConfigError(
-                f"rewards: label '{slot[:_LONGEST_LABEL]}' {found}. Labels become names of files and curves: "
+                f"rewards: label '{slot[:_LONGEST_LABEL]}' {fault}. Labels become names of files and curves: "
                 f"give one of letters, digits, '_', '-', '.', ':' and spaces, of {_LONGEST_LABEL} bytes at most."
             )
 

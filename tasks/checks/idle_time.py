@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from configs.load import override_config
-from configs.schema import RunConfig
-from models.rewards.factory import scored_by_ranks
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.modality import make_kind
-from tasks.runs.sharding import encoding_cuts, evaluation_cuts, idle_share, rollout_cuts
+from flowmill.configs.load import override_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.factory import scored_by_ranks
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.runs.sharding import encoding_cuts, evaluation_cuts, idle_share, rollout_cuts
 
 #: Idle share from which a stage gets a note.
 _MUCH = 0.1
@@ -60,9 +60,9 @@ def _idle(config: RunConfig, cost: Cost, stage: str) -> Idle:
     return Idle(stage=stage, parts=len(dealt.ends) * dealt.times, share=max(0.0, share))
 
 
-def idle_notes(config: RunConfig, cost: Cost, found: Sequence[Idle]) -> list[str]:
+def idle_notes(config: RunConfig, cost: Cost, parts: Sequence[Idle]) -> list[str]:
     """Return notes on stages with an idle share of a tenth or more, each with a better batch size if there is one."""
-    return [_note(config, cost, idle) for idle in found if idle.share >= _MUCH and idle.stage in _BATCHES]
+    return [_note(config, cost, idle) for idle in parts if idle.share >= _MUCH and idle.stage in _BATCHES]
 
 
 def _note(config: RunConfig, cost: Cost, idle: Idle) -> str:

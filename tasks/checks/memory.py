@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from configs.registry import resolve
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.memory.language_models import NotMeasuredError
-from models.rewards.factory import needs_of, takes_of, works_on_accelerator
-from tasks.checks.memory_advice import advice
-from tasks.inputs.components import make_algorithm
-from tasks.modalities.memory import REWARD_MODELS, SCORE, Memory, OptimizerSizes
-from tasks.modalities.modality import make_kind
-from tasks.training.optimizers import OPTIMIZERS
+from flowmill.configs.registry import resolve
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.language_models import NotMeasuredError
+from flowmill.models.rewards.factory import needs_of, takes_of, works_on_accelerator
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.modalities.memory import REWARD_MODELS, SCORE, Memory, OptimizerSizes
+from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.runs.memory_errors import REMEDIES
+from flowmill.tasks.training.optimizers import OPTIMIZERS
 
 #: The phases after samples are scored.
 _AFTER = ("gradient", "optimize")
@@ -32,8 +32,8 @@ class RewardMemory:
     """Labels of rewards whose models are not counted."""
 
     @classmethod
-    def of(cls, sections: Sequence[RewardSection], ranks: int) -> RewardMemory:
-        """Return the memory of rewards on the accelerator of one of ``ranks`` ranks."""
+    def of(cls, sections: Sequence[RewardSection]) -> RewardMemory:
+        """Return the memory of rewards on the accelerator of a rank."""
         weights, activations, unknown = {}, 0, []
         for section in sections:
             if not works_on_accelerator(section):
@@ -42,10 +42,8 @@ class RewardMemory:
             if taken is None:
                 unknown.append(section.slot)
                 continue
-            # Labels of the same model share it if they hold it in the same way.
-            spread = section.spread and ranks > 1
-            held = taken.of_rank(ranks) if spread else taken.weights
-            weights[section.name, repr(section.options), section.device, spread] = held
+            # Labels of the same model share it.
+            weights[section.name, repr(section.options), section.device] = taken.weights
             rows = section.batch_size or needs_of(section.name, section.options).batch_size or 1
             activations = max(activations, rows * taken.row)
         return cls(weights=sum(weights.values()), activations=activations, unknown=tuple(unknown))
@@ -69,18 +67,18 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
 def memory_and_notes(config: RunConfig, *, reference: bool) -> tuple[Memory | None, Sequence[str]]:
     """Return the result of ``estimate_memory`` with its notes, or None with the reason why it cannot be measured."""
     try:
-        found = estimate_memory(config, reference=reference)
+        memory = estimate_memory(config, reference=reference)
     except NotMeasuredError as error:
         return None, [str(error)]
-    return found, () if found is None else found.notes
+    return memory, () if memory is None else memory.notes
 
 
 def with_rewards(config: RunConfig, policy: Memory) -> Memory:
-    """Return the memory of a run, given that of its policy."""
+    """Return the memory of a run from that of its policy."""
     # Judges run after evaluations, when the reward models are no longer loaded.
     ranks = config.execution.ranks
-    either = (RewardMemory.of(sections, ranks) for sections in (config.scored, config.evaluate.judges))
-    rewards = max(either, key=lambda found: found.weights + found.activations)
+    either = (RewardMemory.of(sections) for sections in (config.scored, config.evaluate.judges))
+    rewards = max(either, key=lambda part: part.weights + part.activations)
     notes = (
         f"memory: the model of reward '{label}' is not counted; give it a separate device, or leave it room."
         for label in rewards.unknown
@@ -88,10 +86,10 @@ def with_rewards(config: RunConfig, policy: Memory) -> Memory:
     policy = replace(policy, notes=(*policy.notes, *notes))
     if not rewards.weights:
         return policy
-    names, lines, known = list(policy.names), {**policy.lines}, policy.phases
+    names, lines, phases = list(policy.names), {**policy.lines}, policy.phases
     names.insert(min(names.index(name) for name in _AFTER if name in names), SCORE)
-    # A single process scores while it samples; several ranks score after all samples are made.
-    sampling = max(size for name, size in known.items() if name not in ("encode", "value", *_AFTER))
+    # A single process scores while it samples; several ranks score after all samples are drawn.
+    sampling = max(size for name, size in phases.items() if name not in ("encode", "value", *_AFTER))
     lines["policy, while it samples the next" if ranks == 1 else "policy, at rest"] = {
         SCORE: sampling if ranks == 1 else policy.between
     }
@@ -100,26 +98,10 @@ def with_rewards(config: RunConfig, policy: Memory) -> Memory:
     return replace(policy, names=tuple(names), lines=lines, host={**policy.host, REWARD_MODELS: rewards.weights})
 
 
-def memory_advice(config: RunConfig, limit: int, *, reference: bool) -> list[str]:
-    """Return changes with which a run fits into ``limit`` bytes per GPU; empty when it already fits.
-
-    Args:
-        config: a config whose memory is known.
-        limit: bytes.
-        reference: whether training compares with the base model.
-    """
-
-    known: dict[str, Memory] = {}
-
-    def estimated(changed: RunConfig) -> Memory:
-        key = changed.model_dump_json()
-        if key not in known:
-            found = estimate_memory(changed, reference=reference)
-            assert found is not None
-            known[key] = found
-        return known[key]
-
-    return advice(config, limit, lambda changed: estimated(changed).phases, estimated(config).remedies)
+def memory_advice(memory: Memory, limit: int) -> list[str]:
+    """Return the phases that need more than ``limit`` bytes per GPU, a line each with the changes that need less."""
+    over = ((name, size) for name, size in memory.phases.items() if size > limit)
+    return [f"{name}: {size / 1e9:.1f} GB. {REMEDIES[name]}" for name, size in over]
 
 
 def optimizer_sizes(config: RunConfig) -> OptimizerSizes:

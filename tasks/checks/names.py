@@ -8,31 +8,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from configs import introspection
-from configs.base import Component
-from configs.components import components
-from configs.errors import ConfigError, FlowmillError, PromptError
-from configs.import_paths import PACKAGES
-from configs.model import ModelSection
-from configs.overrides import blamed
-from configs.path_types import looks_local
-from configs.registry import missing_attribute, missing_module, unknown_option
-from configs.rewards import RewardSection
-from configs.schema import PROMPT_FILES, RunConfig
-from configs.suggestions import did_you_mean, near_path, nearest
-from models.engines import CHAIN_ENGINES, ENGINES
-from models.maths import KERNELS, PLANS, SOLVERS
-from models.policies import POLICIES
-from models.quickstart import BUILDERS
-from models.rewards import REWARDS
-from models.weights.pretrained_loading import check_model_folder, holds_model
-from storage.trajectories import TRAJECTORY_STORES
-from tasks.algorithms import algorithms_of
-from tasks.choices import SAMPLERS
-from tasks.execution.launchers import LAUNCHERS
-from tasks.execution.runners import RUNNERS
-from tasks.inputs.option_paths import OptionPath, places, taken
-from tasks.inputs.policy_kind import kind_name
+from flowmill.configs import introspection
+from flowmill.configs.base import Component
+from flowmill.configs.components import components
+from flowmill.configs.errors import ConfigError, FlowmillError, PromptError
+from flowmill.configs.model import ModelSection
+from flowmill.configs.overrides import blamed
+from flowmill.configs.path_types import looks_local
+from flowmill.configs.registry import missing_attribute, missing_module, unknown, unknown_option
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import near_path, nearest
+from flowmill.models.engines import CHAIN_ENGINES, ENGINES
+from flowmill.models.maths import KERNELS, PLANS, SOLVERS
+from flowmill.models.policies import POLICIES
+from flowmill.models.quickstart import BUILDERS
+from flowmill.models.rewards import REWARDS
+from flowmill.models.weights.pretrained_loading import check_model_folder, holds_model
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.tasks.algorithms import algorithms_of
+from flowmill.tasks.choices import SAMPLERS
+from flowmill.tasks.execution.launchers import LAUNCHERS
+from flowmill.tasks.execution.runners import RUNNERS
+from flowmill.tasks.inputs.option_paths import OptionPath, places, taken
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.inputs.rows.files import is_there
+from flowmill.tasks.inputs.rows.row import LINES, OTHERS, ending_of
 
 _SEEN_FROM = "Paths in options are relative to the working directory."
 
@@ -46,11 +47,7 @@ def check_names(
         config: the config.
         source: the config file; suggestions also search its folder.
         overrides: ``section.key=value`` strings applied to it, which messages name as the cause.
-        later: paths in options (``configs.path_types``) may be missing for now, except those of overrides.
-
-    Raises:
-        ConfigError: a component, an option, the model's folder or a path in an option does not exist.
-        PromptError: a prompt file does not exist.
+        later: paths in options (``flowmill.configs.path_types``) may be missing for now, except those of overrides.
     """
     folders = (Path.cwd(), *(() if source is None else (source.parent,)))
     for setting, problem in _problems(config, folders):
@@ -60,7 +57,7 @@ def check_names(
 
 
 def check_places(config: RunConfig, *, overrides: Sequence[str] = (), later: bool = False) -> None:
-    """Check that paths in options (``configs.path_types``) exist; see ``check_names``."""
+    """Check that paths in options (``flowmill.configs.path_types``) exist; see ``check_names``."""
     for setting, problem in _lacking_places(config):
         by = blamed(setting.split("."), overrides)
         if by or not later:
@@ -89,13 +86,13 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
         "rollout.store": TRAJECTORY_STORES,
         "rollout.engine": CHAIN_ENGINES,
         "rollout.tokens.engine": ENGINES,
-        "advantage.estimator": introspection.table("tasks.advantages.estimators:ESTIMATORS"),
+        "advantage.estimator": introspection.table("flowmill.tasks.advantages.estimators:ESTIMATORS"),
         "evaluate.solver": solvers,
         "render.model.policy": POLICIES,
         "render.model.build": BUILDERS,
         "render.solver": solvers,
         "optimize.algorithm": algorithms_of(kind_name(config)),
-        "optimize.optimizer": introspection.table("tasks.training.optimizers:OPTIMIZERS"),
+        "optimize.optimizer": introspection.table("flowmill.tasks.training.optimizers:OPTIMIZERS"),
         "execution.launcher": LAUNCHERS,
         "execution.runner": RUNNERS,
         "rewards": REWARDS,
@@ -111,7 +108,7 @@ def _component(
     import_string = table.get(name, name)
     module, _, attribute = import_string.partition(":")
     if name not in table and ":" not in name:
-        yield place, ConfigError(f"{label} '{name}' does not exist. {did_you_mean(name, table)}")
+        yield place, unknown(table, name, label=label)
     elif introspection.find_module(module) is None:
         yield place, missing_module(name, _missing_part(module), label=label)
     elif introspection.defines(module, attribute) is False:
@@ -124,7 +121,7 @@ def _component(
 def _missing_part(module: str) -> str:
     """Return the shortest prefix of a dotted name that does not exist; the whole name for modules of flowmill."""
     parts = module.split(".")
-    if parts[0] in PACKAGES:
+    if parts[0] == "flowmill":
         return module
     return next(
         ".".join(parts[:n]) for n in range(1, len(parts) + 1) if introspection.find_module(".".join(parts[:n])) is None
@@ -142,8 +139,8 @@ def _options(
 
 
 def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
-    """Yield missing or unusable paths in options of components (``configs.path_types``), by setting."""
-    from tasks.inputs.fits import Fits
+    """Yield missing or unusable paths in options of components (``flowmill.configs.path_types``), by setting."""
+    from flowmill.tasks.inputs.fits import Fits
 
     tables, fits = _tables(config), Fits(config.store)
     for setting, component in components(config):
@@ -170,7 +167,7 @@ def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
 
 
 def _lacking(named: OptionPath) -> str:
-    """Return the complaint about a path in an option; '' if it exists."""
+    """Return the complaint on a path in an option; '' if it exists."""
     path = Path(named.path)
     if named.is_file and not path.is_file():
         return f"is no file. {_hint(named.path, (Path.cwd(),))}"
@@ -194,7 +191,7 @@ def _models(config: RunConfig) -> dict[str, ModelSection]:
 
 def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
     for key, source in {**config.prompts.lists("train"), **config.prompts.lists("heldout")}.items():
-        if not Path(source).is_file() and _is_prompt_file(source, folders):
+        if isinstance(source, str) and (not is_there(source) or _is_misspelled(source, folders)):
             problem = (
                 f"{key}: prompt file '{source}' does not exist. {_hint(source, folders)}Paths are relative to "
                 "the config file."
@@ -207,12 +204,11 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
             yield f"{where}.path", ConfigError(f"{problem}Paths are relative to the config file.")
 
 
-def _is_prompt_file(source: str, folders: Sequence[Path]) -> bool:
-    """Return whether a prompt source is meant as a file, even with a misspelled suffix; others are dataset ids."""
+def _is_misspelled(source: str, folders: Sequence[Path]) -> bool:
+    """Return whether a prompt source is meant as a file, with a misspelled suffix; others are dataset ids."""
     suffix = Path(source).suffix.lower()
-    if suffix in PROMPT_FILES:
-        return True
-    return bool(suffix and nearest(suffix, PROMPT_FILES)) and near_path(source, folders) is not None
+    known = bool(suffix and not ending_of(source) and nearest(suffix, (*LINES, *OTHERS)))
+    return known and not Path(source).exists() and near_path(source, folders) is not None
 
 
 def _hint(path: str, folders: Sequence[Path], *, only_folders: bool = False) -> str:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.registry import build, resolve
-from configs.schema import RunConfig
-from models.policies import FAMILY_KINDS, POLICIES
-from models.policies.few_steps import few_step_sign
-from models.policies.tokenization import cut_notes as cut_of
-from models.policies.tokenization import load_tokenizers
-from models.rewards.factory import needs_of
-from tasks.inputs.components import make_algorithm
-from tasks.inputs.prompts import uses_guidance
-from tasks.inputs.source_prompts import source_prompts
-from tasks.modalities.rows import padded
-from tasks.runs.sharding import costs, rollout_cuts
-from tasks.training.learning_rates import learning_rate
+from flowmill.configs.registry import build, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.language_architectures import language_config, meta_language_model
+from flowmill.models.policies import FAMILY_KINDS, POLICIES
+from flowmill.models.policies.few_steps import few_step_sign
+from flowmill.models.policies.tokenization import cut_notes as cut_of
+from flowmill.models.policies.tokenization import load_tokenizers
+from flowmill.models.rewards.factory import needs_of
+from flowmill.models.weights.lora import stack_note
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.modalities.rows import padded
+from flowmill.tasks.runs.sharding import costs, rollout_cuts
+from flowmill.tasks.training.learning_rates import learning_rate
 
 if TYPE_CHECKING:
-    from tasks.modalities.forward_cost import Cost
+    from flowmill.tasks.modalities.forward_cost import Cost
 
 #: Ratio of computed to used rows from which padding gets a note.
 _WASTE = 1.1
@@ -28,8 +30,14 @@ _WASTE = 1.1
 
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
     """Return notes on a config with ``updates`` optimizer updates in the whole run."""
-    found = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
-    return [*found, *_few_steps(config), *make_algorithm(config).requires.notes, *_unwatched(config)]
+    notes = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
+    return [
+        *notes,
+        *_few_steps(config),
+        *_without_adapters(config),
+        *make_algorithm(config).requires.notes,
+        *_unwatched(config),
+    ]
 
 
 def cut_notes(config: RunConfig) -> list[str]:
@@ -71,7 +79,7 @@ def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
 
 
 def _unwatched(config: RunConfig) -> list[str]:
-    """Return notes on missing monitors for rewards that are known to be gamed."""
+    """Return notes on missing monitors for rewards that policies tend to game."""
     present = {section.name for section in config.monitors}
     return [
         f"rewards: {why} ('{section.name}'). The monitor '{monitor}' tells when: monitors=[{{name: {monitor}}}]."
@@ -99,15 +107,26 @@ def _few_steps(config: RunConfig) -> list[str]:
     if make_algorithm(config).requires.data != "forward" or model.policy in FAMILY_KINDS:
         return []
     named = {"model.path": model.path, "model.lora.start": None if model.lora is None else model.lora.start}
-    found = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
+    signs = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
     return [
         f"{label} '{named[label]}' is distilled to few steps ({sign}), and optimize.algorithm "
         f"'{config.optimize.algorithm.name}' trains on samples that are noised again: its loss pulls predictions "
         "towards the velocity of many steps, so that samples of few steps blur while the loss falls. Train the model "
         "that it was distilled from, or choose an algorithm that trains on the steps of rollouts, such as 'grpo'."
-        for label, sign in found.items()
+        for label, sign in signs.items()
         if sign is not None
     ]
+
+
+def _without_adapters(config: RunConfig) -> list[str]:
+    """Return notes on weights of a supported language model that get no adapters."""
+    model = config.model
+    if model.lora is None or model.path is None or model.policy not in FAMILY_KINDS:
+        return []
+    language = language_config(model.path)
+    family = resolve(POLICIES, model.policy, label="model.policy")
+    note = None if language is None else stack_note(meta_language_model(language, models=family.models))
+    return [] if note is None else [note]
 
 
 def _schedule(config: RunConfig, updates: int) -> str | None:

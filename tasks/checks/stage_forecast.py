@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.runs.locks import run_name
-from tasks.runs.opening import finished_result
-from tasks.runs.staleness import Standing, State, standings
-from tasks.specs.plan import RunPlan
-from tasks.specs.turns import last_turn
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.locks import run_name
+from flowmill.tasks.runs.opening import finished_result
+from flowmill.tasks.runs.staleness import Freshness, StageStatus, statuses
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.specs.turns import last_turn
 
 if TYPE_CHECKING:
-    from tasks.modalities.forward_cost import Cost
+    from flowmill.tasks.modalities.forward_cost import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +55,24 @@ class Forecast:
         return sum(stage.due for stage in self.stages)
 
 
-def forecast(config: RunConfig, found: RunContext | None = None) -> Forecast:
+def forecast(config: RunConfig, run: RunContext | None = None) -> Forecast:
     """Return the work that ``flowmill run`` would do.
 
     Args:
         config: the config of the run.
-        found: the run, if it exists with these settings.
-
-    Raises:
-        ConfigError: a setting cannot work.
-        PromptError: a prompt source cannot be used.
+        run: the run, if it exists with these settings.
     """
-    if found is not None and finished_result(found) is not None:
+    if run is not None and finished_result(run) is not None:
         # A finished run ends here too, without checking or loading anything.
         return Forecast(stages=_finished(config))
-    from tasks.checks.check import check_config
+    from flowmill.tasks.checks.check import check_config
 
     cost = check_config(config, rewards=False)
     store = ArtifactStore(config.store)
     chain = Chain(RunContext(store, config, RunFolder(store, run_name(config))))
-    standing = standings(chain)
-    names = list(dict.fromkeys(each.node.stage for each in standing))
-    of_stage = {name: [each for each in standing if each.node.stage == name] for name in names}
+    current = statuses(chain)
+    names = list(dict.fromkeys(each.node.stage for each in current))
+    of_stage = {name: [each for each in current if each.node.stage == name] for name in names}
     return Forecast(stages=tuple(_stage(chain, name, of_stage[name], cost) for name in names))
 
 
@@ -88,9 +84,9 @@ def _finished(config: RunConfig) -> tuple[StageForecast, ...]:
     )
 
 
-def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> StageForecast:
-    due = [each for each in found if each.state is not State.FRESH and not each.reusable]
-    spent = [_seconds(chain, each) for each in found if each.state is State.FRESH]
+def _stage(chain: Chain, name: str, of_stage: Sequence[StageStatus], cost: Cost) -> StageForecast:
+    due = [each for each in of_stage if each.state is not Freshness.FRESH and not each.reusable]
+    spent = [_seconds(chain, each) for each in of_stage if each.state is Freshness.FRESH]
     turns = last_turn(chain.config)
     per_artifact = {
         "rollout": cost.rollout_forwards // turns,
@@ -103,8 +99,8 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
     }.get(name)
     return StageForecast(
         stage=name,
-        fresh=sum(each.state is State.FRESH for each in found),
-        reused=sum(each.state is not State.FRESH and each.reusable for each in found),
+        fresh=sum(each.state is Freshness.FRESH for each in of_stage),
+        reused=sum(each.state is not Freshness.FRESH and each.reusable for each in of_stage),
         due=len(due),
         rows=None if per_artifact is None or not due else per_artifact * len(due),
         seconds=sum(spent) / len(spent) * len(due) if spent and due else None,
@@ -112,12 +108,12 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
     )
 
 
-def _seconds(chain: Chain, each: Standing) -> float:
+def _seconds(chain: Chain, each: StageStatus) -> float:
     records = chain.store.records(chain.ref(each.node))
     return sum(float(record.producer.get("seconds", 0.0)) for record in records)
 
 
-def _reason(first: Standing) -> str:
-    if first.state is State.MISSING:
+def _reason(first: StageStatus) -> str:
+    if first.state is Freshness.MISSING:
         return f"{first.node} was not made yet"
     return f"{first.node}: " + "; ".join(cause.text for cause in first.causes)

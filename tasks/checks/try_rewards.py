@@ -1,4 +1,4 @@
-"""Tries every reward on made-up samples before sampling, so that its errors show in the first minute."""
+"""Tries every reward on artificial samples before sampling, so that its errors show in the first minute."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from configs.errors import RewardError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.rewards.base import Batch, Needs, Origin, Reward
-from models.rewards.factory import MadeRewards, check_section, needs_of, works_on_accelerator
-from models.rewards.invocation import Handling, needs_of_made, score
-from models.rewards.remote import RemoteReward
-from tasks.checks.check_rewards import asked_of
-from tasks.execution.runners import score_workers
-from tasks.inputs.fits import Fits
-from tasks.inputs.prompt_rows import read_picture
-from tasks.inputs.prompts import Prompt, stored_metadata
-from tasks.inputs.renderer import reads_images, renderer_config
-from tasks.inputs.source_prompts import source_prompts
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.modality import make_kind
+from flowmill.configs.errors import RewardError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.base import Batch, Needs, Origin, Reward
+from flowmill.models.rewards.factory import RewardCache, check_section, needs_of, works_on_accelerator
+from flowmill.models.rewards.invocation import Handling, declared_needs, score
+from flowmill.models.rewards.remote import RemoteReward
+from flowmill.tasks.checks.check_rewards import asked_of
+from flowmill.tasks.execution.runners import score_workers
+from flowmill.tasks.inputs.fits import Fits
+from flowmill.tasks.inputs.prompt_rows import read_picture
+from flowmill.tasks.inputs.prompts import Prompt, stored_metadata
+from flowmill.tasks.inputs.renderer import reads_images, renderer_config
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.modality import make_kind
 
 #: Number of prompts, and of samples per prompt, in the trial of a reward.
 _TRIED = 2
@@ -33,10 +33,10 @@ def try_rewards(
     config: RunConfig,
     *,
     load: bool = True,
-    made: MadeRewards | None = None,
+    rewards: RewardCache | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> MadeRewards:
-    """Build every reward and judge, score made-up samples of the first two prompts with each, and return them.
+) -> RewardCache:
+    """Build every reward and judge, score artificial samples of the first two prompts with each, and return them.
 
     With a single sample, a reward that returns one score for the whole batch would pass. A reward that compares the
     samples of a group gets two samples per prompt. The scores themselves are ignored.
@@ -47,22 +47,17 @@ def try_rewards(
     Args:
         config: the config.
         load: also try rewards that load or download a model; otherwise only their options are checked.
-        made: makes the rewards, and keeps them; a new cache when absent.
-        sleep: waits the given seconds before a retry.
-
-    Raises:
-        ConfigError: a reward cannot be built.
-        RewardError: a reward fails, or returns invalid scores.
-        PromptError: a prompt source cannot be used.
+        rewards: creates the rewards, and caches them; a new cache when absent.
+        sleep: waits some seconds before a retry.
     """
-    made = MadeRewards(Fits(config.store).located) if made is None else made
+    rewards = RewardCache(Fits(config.store).located) if rewards is None else rewards
     for section, prompts in _tried(config):
         # The launching process must not use the devices of the ranks.
         if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
             check_section(section)
             continue
-        _try(made.of(section), section, prompts, config, sleep)
-    return made
+        _try(rewards.of(section), section, prompts, config, sleep)
+    return rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,37 +67,38 @@ class ScoringTime:
     reward: str
     """Its label."""
     seconds: float
-    """Seconds per made-up sample in one process."""
+    """Seconds per artificial sample in one process."""
     samples: int
     """Samples that it scores per epoch."""
     workers: int
     """Samples scored in parallel, on a machine with as many cores as this one."""
 
 
-def time_rewards(config: RunConfig, made: MadeRewards, cost: Cost) -> list[ScoringTime]:
+def time_rewards(config: RunConfig, rewards: RewardCache, cost: Cost) -> list[ScoringTime]:
     """Return the scoring time per epoch of rewards that use no accelerator, measured with another trial.
 
     Args:
         config: a config whose rewards were tried.
-        made: the rewards.
+        rewards: the rewards.
         cost: cost of the run.
-
-    Raises:
-        RewardError: a reward fails.
     """
     execution, sections = config.execution, {section.slot: section for section in config.scored}
     several = execution.nodes > 1
     workers = score_workers(execution, on_rank=several) * (execution.ranks if several else 1)
-    found = []
+    times = []
     for slot, prompts in ((section.slot, prompts) for section, prompts in _tried(config) if section.slot in sections):
         section = sections[slot]
-        if section.server is None and not loads_model(section) and needs_of_made(made.of(section)).media != "latents":
-            batch = _trial_of(made.of(section), section, prompts, config)
+        if (
+            section.server is None
+            and not loads_model(section)
+            and declared_needs(rewards.of(section)).media != "latents"
+        ):
+            batch = _trial_of(rewards.of(section), section, prompts, config)
             began = time.perf_counter()
-            score(made.of(section), slot, batch, Handling.of(section))
+            score(rewards.of(section), slot, batch, Handling.of(section))
             took = (time.perf_counter() - began) / len(batch)
-            found.append(ScoringTime(reward=slot, seconds=took, samples=cost.samples_per_epoch, workers=workers))
-    return found
+            times.append(ScoringTime(reward=slot, seconds=took, samples=cost.samples_per_epoch, workers=workers))
+    return times
 
 
 def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
@@ -110,7 +106,7 @@ def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
     prompts = source_prompts(config)
     heldout = prompts["heldout"] or prompts["train"]
     listed = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
-    return [(s, (asked_of(s, given) or asked_of(s, prompts["train"]))[:_TRIED]) for s, given in listed]
+    return [(s, (asked_of(s, own) or asked_of(s, prompts["train"]))[:_TRIED]) for s, own in listed]
 
 
 def loads_model(section: RewardSection) -> bool:
@@ -119,19 +115,19 @@ def loads_model(section: RewardSection) -> bool:
 
 
 def _trial_of(reward: Reward, section: RewardSection, prompts: Sequence[Prompt], config: RunConfig) -> Batch:
-    """Return one made-up sample per prompt, or several for a groupwise reward or a single prompt."""
-    needs = needs_of_made(reward)
+    """Return one artificial sample per prompt, or several for a groupwise reward or a single prompt."""
+    needs = declared_needs(reward)
     each = _TRIED if needs.groupwise or len(prompts) == 1 else 1
     return _trial([prompt for prompt in prompts for _ in range(each)], section, config, needs)
 
 
 def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, needs: Needs) -> Batch:
-    """Return a made-up sample of each prompt, with its start images if the reward needs them."""
+    """Return an artificial sample of each prompt, with its start images if the reward needs them."""
     seen, started = renderer_config(config) if reads_images(config, section) else config, needs.references
-    made = _noise(needs) if needs.media == "sounds" else make_kind(seen).trial(seen)
+    media = _noise(needs) if needs.media == "sounds" else make_kind(seen).trial(seen)
     shard = "none yet: rewards are tried before sampling"
     return Batch(
-        media=np.concatenate([made] * len(prompts)),
+        media=np.concatenate([media] * len(prompts)),
         prompts=[prompt.text for prompt in prompts],
         metadata=[stored_metadata(prompt.metadata) for prompt in prompts],
         groups=[prompt.id for prompt in prompts],
@@ -150,7 +146,7 @@ def _try(
 ) -> None:
     if isinstance(reward, RemoteReward):
         reward.introduce()
-    needs = needs_of_made(reward)
+    needs = declared_needs(reward)
     if needs.media == "latents":
         # Their shape depends on the model, which is not loaded yet.
         return

@@ -1,13 +1,13 @@
 """Samplers of prompts: which prompts an epoch trains on. A sampler is one file and one entry of the table."""
 
-from configs.registry import Table
+from flowmill.configs.registry import Table
 
 SAMPLERS = Table(
     {
-        "permutation": "tasks.choices.permutation:Permutation",
-        "difficulty": "tasks.choices.difficulty:Difficulty",
-        "informative": "tasks.choices.informative:Informative",
-        "sources": "tasks.choices.sources:Sources",
+        "permutation": "flowmill.tasks.choices.permutation:Permutation",
+        "difficulty": "flowmill.tasks.choices.difficulty:Difficulty",
+        "informative": "flowmill.tasks.choices.informative:Informative",
+        "sources": "flowmill.tasks.choices.sources:Sources",
     },
-    like="tasks.choices.base:PromptSampler",
+    like="flowmill.tasks.choices.base:PromptSampler",
 )

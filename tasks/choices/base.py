@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tasks.runs.seeds import permutation, source_counts
+from flowmill.tasks.runs.seeds import permutation, source_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +22,12 @@ class Candidate:
     """Identity of the prompt."""
     source: str = ""
     """Its prompt source; empty where there is one list."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of its source."""
     drawn: int = 0
     """The last epoch that drew it; 0: none."""
     scored: int = 0
-    """The last epoch whose rewards of it are known; 0: none."""
+    """The last epoch with rewards of it; 0: none."""
     mean: float | None = None
     """Mean weighted reward of its group in that epoch."""
     spread: float | None = None
@@ -49,7 +51,7 @@ class Draw:
     weights: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
     """Configured share of each source."""
     means: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Mean reward of each source in each epoch that drew it and whose rewards are known, oldest first."""
+    """Mean reward of each source in each epoch that drew it and has rewards, oldest first."""
 
 
 class Choice(NamedTuple):
@@ -77,12 +79,12 @@ class BySource:
         names = list(draw.weights)
         own = {name: [i for i, each in enumerate(draw.candidates) if each.source == name] for name in names}
         places = permutation(len(draw.candidates), draw.seed, "choices", draw.epoch).tolist()
-        wanted = source_counts(self.weights(draw), [len(own[name]) for name in names], draw.count, epoch=draw.epoch)
-        found: list[Choice] = []
-        for name, count in zip(names, wanted, strict=True):
+        counts = source_counts(self.weights(draw), [len(own[name]) for name in names], draw.count, epoch=draw.epoch)
+        choices: list[Choice] = []
+        for name, count in zip(names, counts, strict=True):
             # Ties are broken at random: prompts in the order of a permutation of the epoch.
-            found += self.pick(sorted(own[name], key=places.__getitem__), count, draw)
-        return found
+            choices += self.pick(sorted(own[name], key=places.__getitem__), count, draw)
+        return choices
 
     def weights(self, draw: Draw) -> Sequence[float]:
         """Return the share of each source, with any sum."""

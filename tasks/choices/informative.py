@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveInt
 
-from tasks.choices.base import BySource, Candidate, Choice, Draw, oldest_first, since
+from flowmill.tasks.choices.base import BySource, Candidate, Choice, Draw, oldest_first, since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class Informative(BySource):
     def pick(self, own: Sequence[int], count: int, draw: Draw) -> list[Choice]:
         """Return the prompts that wait longest; solved ones that are not due only where the others do not suffice."""
         candidates = draw.candidates
-        kept = {index: self._is_solved(candidates[index]) for index in own}
-        due = {index for index in own if kept[index] and draw.epoch - candidates[index].drawn >= self.again}
-        first = oldest_first([index for index in own if not kept[index] or index in due], draw)
-        others = oldest_first([index for index in own if kept[index] and index not in due], draw)
+        solved = {index: self._is_solved(candidates[index]) for index in own}
+        due = {index for index in own if solved[index] and draw.epoch - candidates[index].drawn >= self.again}
+        first = oldest_first([index for index in own if not solved[index] or index in due], draw)
+        others = oldest_first([index for index in own if solved[index] and index not in due], draw)
 
         def reason(index: int) -> str:
-            state = ", solved: a check" if index in due else ", solved: too few others" if kept[index] else ""
+            state = ", solved: a check" if index in due else ", solved: too few others" if solved[index] else ""
             return f"{since(candidates[index])}{state}"
 
         return [Choice(index, reason(index)) for index in [*first, *others][:count]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.choices.base import Choice, Draw
-from tasks.runs.seeds import epoch_prompts, mixed_prompts
+from flowmill.tasks.choices.base import Choice, Draw
+from flowmill.tasks.runs.seeds import epoch_prompts, mixed_prompts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from configs.option_types import PositiveShare
-from tasks.choices.base import BySource, Choice, Draw, oldest_first, since
+from flowmill.configs.option_types import PositiveShare
+from flowmill.tasks.choices.base import BySource, Choice, Draw, oldest_first, since
 
 
 @dataclass(frozen=True, kw_only=True)

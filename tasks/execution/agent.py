@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-sys.path.insert(0, _ROOT)
-from configs.errors import ConfigError  # noqa: E402
-from tasks.execution.rendezvous import BACKEND, make_rendezvous, reachable, stay_on_interface  # noqa: E402
+_HOME = next(str(up) for up in Path(__file__).resolve().parents if (up / "flowmill" / "__init__.py").is_file())
+sys.path.insert(0, _HOME)
+from flowmill.configs.errors import ConfigError  # noqa: E402
+from flowmill.tasks.execution.rendezvous import BACKEND, make_rendezvous, reachable, stay_on_interface  # noqa: E402
 
-sys.path.remove(_ROOT)
+sys.path.remove(_HOME)
 
 if __name__ == "__main__":
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry

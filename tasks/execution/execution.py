@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from tasks.execution.executor import Executor
-from tasks.runs.context import RunContext
-from tasks.runtime.host import ModelHost
-from tasks.specs.graph import Node
-from tasks.stages.stage import Stage, make_stage
+from flowmill.tasks.execution.executor import Executor
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runtime.host import ModelHost
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage import Stage, make_stage
 
 E = TypeVar("E", bound=Executor)
 
@@ -27,15 +27,11 @@ class Execution:
         self._lock = threading.Lock()
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
-        """Return a stage bound to context and models.
-
-        Raises:
-            ConfigError: there is no such stage, or it does not exist for this epoch or slot.
-        """
+        """Return a stage bound to context and models."""
         return make_stage(self.context, self.host, Node(epoch, name, slot))
 
     def executor(self, kind: Callable[[Execution], E]) -> E:
-        """Return the executor of a kind, made on first use and closed with the execution."""
+        """Return the executor of a kind, created on first use and closed with the execution."""
         with self._lock:
             if kind not in self._executors:
                 self._executors[kind] = kind(self)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tasks.stages.stage import Shard
-from tasks.stages.stage_run import StageRun
+from flowmill.tasks.stages.stage import Shard
+from flowmill.tasks.stages.stage_run import StageRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ SILENT = Listener()
 
 
 class Executor(Protocol):
-    """One way to run shards; a class is made from an ``Execution``, see ``Execution.executor``."""
+    """One way to run shards; a class is created from an ``Execution``, see ``Execution.executor``."""
 
     def start(self) -> None:
         """Start processes or connections, unless they are started; ``run`` does so when it needs them."""

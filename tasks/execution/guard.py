@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from configs.addresses import is_loopback
-from configs.errors import ConfigError
-from configs.escaping import quoted
+from flowmill.configs.addresses import is_loopback
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.escaping import quoted
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -54,11 +54,7 @@ class OwnPagesOnly:
 
 
 def access_token(host: str, variable: str, *, where: str) -> str | None:
-    """Return the token that a server on ``host`` wants, from an environment variable; None: it wants none.
-
-    Raises:
-        ConfigError: other machines could use the server without a token; ``where`` else it is needed.
-    """
+    """Return the token that a server on ``host`` wants, from an environment variable; None: it wants none."""
     token = os.environ.get(variable) or None
     if token is None and not is_loopback(host):
         raise ConfigError(
@@ -102,8 +98,8 @@ def _place(url: str) -> tuple[str, int | None] | None:
 
 def _unframed(headers: Any) -> list[tuple[bytes, bytes]]:
     """Return response headers that forbid pages of other origins to embed the response in a frame."""
-    kept = [(name, value) for name, value in headers if name.lower() != b"x-frame-options"]
-    return [*kept, (b"x-frame-options", b"SAMEORIGIN")]
+    remaining = [(name, value) for name, value in headers if name.lower() != b"x-frame-options"]
+    return [*remaining, (b"x-frame-options", b"SAMEORIGIN")]
 
 
 async def _refuse(scope: Scope, send: Send, why: str) -> None:

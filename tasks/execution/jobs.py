@@ -9,17 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from configs.fingerprint import fingerprint
-from configs.load import parse_config
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.backends.checksums import hash_file
-from storage.layout import ArtifactRef
-from tasks.execution.execution import Execution
-from tasks.runs.context import RunContext
-from tasks.runs.progress import Reporter
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.import_paths import import_from
+from flowmill.configs.load import parse_config
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.backends.checksums import hash_file
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.progress import Reporter
+from flowmill.tasks.stages.stage_run import StageRun
 
 #: Prefix of a rank's output lines that contain one JSON object for the parent process.
 PREFIX = "@flowmill "
@@ -53,7 +54,7 @@ class JobSpec:
     code: str
     """Hash of the sender's code, see ``own_code``."""
     number: int = 0
-    """Number of jobs given to the ranks before."""
+    """Number of earlier jobs of the ranks."""
 
     @classmethod
     def of(cls, run: StageRun, *, number: int = 0) -> JobSpec:
@@ -73,12 +74,12 @@ class JobSpec:
         )
 
     @classmethod
-    def parse(cls, line: str) -> JobSpec:
-        """Parse the text of ``line``."""
-        data = json.loads(line)
+    def parse(cls, encoded: str) -> JobSpec:
+        """Parse the text of ``encoded``."""
+        data = json.loads(encoded)
         return cls(**{**data, "node": tuple(data["node"]), "inputs": tuple(data["inputs"])})
 
-    def line(self) -> str:
+    def encoded(self) -> str:
         """Return the job as one line."""
         return json.dumps(asdict(self))
 
@@ -98,9 +99,9 @@ class JobSpec:
 
 
 class JobExecution:
-    """Execution of the current job, kept with its models for all jobs of one run."""
+    """Execution of the current job, which stays with its models for all jobs of one run."""
 
-    def __init__(self, reporter: Callable[[], Reporter], on_open: Callable[[Execution], None] = lambda made: None):
+    def __init__(self, reporter: Callable[[], Reporter], on_open: Callable[[Execution], None] = lambda execution: None):
         """Start without a run.
 
         Args:
@@ -108,38 +109,39 @@ class JobExecution:
             on_open: called with a new execution.
         """
         self._reporter, self._on_open = reporter, on_open
-        self._order: JobSpec | None = None
+        self._job: JobSpec | None = None
         self._execution: Execution | None = None
 
-    def of(self, order: JobSpec) -> Execution:
+    def of(self, job: JobSpec) -> Execution:
         """Return the execution of a job's run; a job of another run or config releases the models."""
-        execution, known = self._execution, self._order
-        if execution is None or known is None or known.settings != order.settings:
+        execution, previous = self._execution, self._job
+        if execution is None or previous is None or previous.settings != job.settings:
             # Reset first: if the new execution cannot be opened, the next try must not use the old one.
             self.close()
-            execution = self._opened(order)
-        elif (known.node, known.artifact) != (order.node, order.artifact):
+            execution = self._opened(job)
+        elif (previous.node, previous.artifact) != (job.node, job.artifact):
             execution.context.refresh()
-        self._execution, self._order = execution, order
+        self._execution, self._job = execution, job
         return execution
 
     def close(self) -> None:
         """Close the execution, if there is one."""
-        execution, self._execution, self._order = self._execution, None, None
+        execution, self._execution, self._job = self._execution, None, None
         if execution is not None:
             execution.close()
 
-    def _opened(self, order: JobSpec) -> Execution:
-        config = order.parsed_config()
-        run = RunFolder(ArtifactStore(config.store), order.run)
-        execution = Execution(RunContext(run.store, config, run, reporter=self._reporter(), epoch=order.epoch))
+    def _opened(self, job: JobSpec) -> Execution:
+        config = job.parsed_config()
+        import_from(config.execution.modules, config.execution.sources)
+        run = RunFolder(ArtifactStore(config.store), job.run)
+        execution = Execution(RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch))
         self._on_open(execution)
         return execution
 
 
-def run_of_job(order: JobSpec, execution: Execution) -> StageRun:
+def run_of_job(job: JobSpec, execution: Execution) -> StageRun:
     """Return the stage run that a job names, with the artifacts it names."""
-    epoch, name, slot = order.node
+    epoch, name, slot = job.node
     stage = execution.stage(name, epoch, slot)
-    stage.adopt(ArtifactRef.parse(order.artifact), [ArtifactRef.parse(ref) for ref in order.inputs])
+    stage.adopt(ArtifactRef.parse(job.artifact), [ArtifactRef.parse(ref) for ref in job.inputs])
     return StageRun(stage, ordered=True)

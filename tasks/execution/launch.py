@@ -21,9 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from configs.errors import LostRankError, WorkerError
-from tasks.execution.launchers import Launcher, Program
-from tasks.execution.parent_death import die_with_parent
+from flowmill.configs.errors import LostRankError, WorkerError
+from flowmill.tasks.execution.launchers import Launcher, Program
+from flowmill.tasks.execution.parent_death import die_with_parent
 
 _GRACE_S = 10.0
 #: Output lines to keep, for torchrun's failure report with a traceback, and lines to show.
@@ -34,12 +34,7 @@ class Launched:
     """Started agents and their ranks: their input, output and termination."""
 
     def __init__(self, program: Program, launcher: Launcher) -> None:
-        """Start a program in several processes.
-
-        Raises:
-            WorkerError: a command cannot be started.
-            ConfigError: the launcher cannot start this number of nodes.
-        """
+        """Start a program in several processes."""
         self._folder = tempfile.TemporaryDirectory(prefix="flowmill-torchrun-", ignore_cleanup_errors=True)
         self._lines: queue.Queue[str | int] = queue.Queue()
         self._tail: deque[str] = deque(maxlen=_TAIL)
@@ -51,17 +46,13 @@ class Launched:
                 self.stop()
                 raise WorkerError(f"'{command[0]}' cannot be started: {error.strerror or error}.") from None
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Write a line to the standard input of every node's first rank; ended ranks are skipped."""
         for agent in self._agents:
-            agent.tell(line)
+            agent.send(line)
 
     def lines(self, patience: float) -> Iterator[str | None]:
-        """Yield the ranks' output, and None after every ``patience`` seconds of silence, until they end.
-
-        Raises:
-            WorkerError: a rank failed; the message is that of the first one to fail.
-        """
+        """Yield the ranks' output, and None after every ``patience`` seconds of silence, until they end."""
         running = len(self._agents)
         while running:
             try:
@@ -123,7 +114,7 @@ class _Agent:
     def __init__(self, command: Sequence[str], lines: queue.Queue[str | int]) -> None:
         read, self._write = os.pipe()
         self._lines = lines
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         started = threading.Event()
         # The parent-death signal is tied to the thread that forks, so the thread must live as long as the process.
         threading.Thread(target=self._keep, args=(command, read, started), daemon=True, name="torchrun").start()
@@ -133,7 +124,7 @@ class _Agent:
             self.hang_up()
             raise self._error
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         with suppress(BrokenPipeError):
             os.write(self._write, f"{line}\n".encode())
 
@@ -146,15 +137,17 @@ class _Agent:
     def _keep(self, command: Sequence[str], stdin: int, started: threading.Event) -> None:
         try:
             self.process = start_agent(command, stdin)
-        except OSError as error:
+        except BaseException as error:  # noqa: BLE001 - the starting thread receives it
             self._error = error
             return
         finally:
             started.set()
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put(self.process.wait())
+        try:
+            for line in self.process.stdout:
+                self._lines.put(line.rstrip("\n"))
+        finally:
+            self._lines.put(self.process.wait())
 
 
 def start_agent(command: Sequence[str], stdin: int) -> subprocess.Popen[str]:
@@ -198,16 +191,16 @@ def first_error(logs: Path) -> tuple[str, str]:
 
     torchrun names the files by the rank's number on its machine, so with several agents the rank includes the agent.
     """
-    found: list[tuple[int, str, str]] = []
+    errors: list[tuple[int, str, str]] = []
     for path in logs.rglob("error.json"):
         content = json.loads(path.read_text()).get("message", "")
         message = content.get("message", "") if isinstance(content, dict) else str(content)
         agent = path.relative_to(logs).parts[0]
         of_agent = f" of agent {agent.removeprefix('agent')}" if agent.startswith("agent") else ""
-        found.append((path.stat().st_mtime_ns, f"rank {path.parent.name}{of_agent}", message))
-    if not found:
+        errors.append((path.stat().st_mtime_ns, f"rank {path.parent.name}{of_agent}", message))
+    if not errors:
         return "", ""
-    _, rank, message = min(found)
+    _, rank, message = min(errors)
     return rank, message
 
 
@@ -216,11 +209,11 @@ def _signal(number: int) -> str:
 
 
 def _killed(tail: Sequence[str]) -> str:
-    """Return a message about a rank that an external signal ended, from torchrun's report; '' if there is none."""
+    """Return a message on a rank that an external signal ended, from torchrun's report; '' if there is none."""
     failures = re.findall(r"rank\s*: (\d+) .*\n.*exitcode\s*: -(\d+)", "\n".join(tail))
-    found = [(rank, int(number)) for rank, number in failures if int(number) != signal.SIGTERM]
-    if not found:
+    ended = [(rank, int(number)) for rank, number in failures if int(number) != signal.SIGTERM]
+    if not ended:
         return ""
-    rank, name = found[0][0], _signal(found[0][1])
+    rank, name = ended[0][0], _signal(ended[0][1])
     cause = " The system does this when memory runs out." if name == "SIGKILL" else ""
     return f"rank {rank} was ended from outside by {name}.{cause}"

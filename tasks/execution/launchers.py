@@ -14,17 +14,17 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from configs.addresses import is_loopback
-from configs.errors import ConfigError
-from configs.execution import ExecutionSection
-from configs.registry import Table, chosen
+from flowmill.configs.addresses import is_loopback
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.registry import Table, chosen
 
 LAUNCHERS = Table(
     {
-        "local": "tasks.execution.launchers:Local",
-        "agents": "tasks.execution.launchers:Agents",
+        "local": "flowmill.tasks.execution.launchers:Local",
+        "agents": "flowmill.tasks.execution.launchers:Agents",
     },
-    like="tasks.execution.launchers:Launcher",
+    like="flowmill.tasks.execution.launchers:Launcher",
 )
 #: Commands that run the rest of their command line on other machines.
 _AWAY = ("ssh", "srun", "kubectl")
@@ -54,28 +54,17 @@ class Launcher(Protocol):
         Args:
             program: the program of the ranks.
             logs: folder for the error files of ranks on this machine.
-
-        Raises:
-            ConfigError: the launcher cannot start this number of nodes.
         """
         ...
 
 
 def make_launcher(section: ExecutionSection) -> Launcher:
-    """Return the launcher of agents.
-
-    Raises:
-        ConfigError: there is no launcher of this name, or an option cannot work.
-    """
+    """Return the launcher of agents."""
     return chosen(LAUNCHERS, section.launcher, label="execution.launcher")  # type: ignore[no-any-return]
 
 
 def check_launcher(section: ExecutionSection) -> None:
-    """Check that the launcher can start the configured number of nodes.
-
-    Raises:
-        ConfigError: it cannot, there is no launcher of this name, or an option cannot work.
-    """
+    """Check that the launcher can start the configured number of nodes."""
     make_launcher(section).commands(Program(module="", processes=section.processes, nodes=section.nodes), Path())
 
 
@@ -145,5 +134,5 @@ def _agent(program: Program, endpoint: str, logs: Path, start: str = "start", py
         "log-dir": logs,
     }
     torchrun = [python or sys.executable, "-u", str(_AGENT), endpoint.rpartition(":")[0], str(program.nodes)]
-    given = [f"--{name}={value}" for name, value in options.items()]
-    return [*environment, *torchrun, *given, str(_RANK), program.module, *program.arguments]
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [*environment, *torchrun, *flags, str(_RANK), program.module, *program.arguments]

@@ -19,15 +19,15 @@ from typing import Any
 from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 from joblib.externals.loky.process_executor import ShutdownExecutorError
 
-from configs.errors import LostRankError, WorkerError
-from tasks.execution.execution import Execution
-from tasks.execution.executor import SILENT, Listener
-from tasks.execution.jobs import JobExecution, JobSpec, run_of_job
-from tasks.execution.runners import make_runner, score_workers
-from tasks.runs.sharding import evaluation_cuts, rollout_cuts
-from tasks.stages.scoring import Scoring
-from tasks.stages.stage import Shard, Stage
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import LostRankError, WorkerError
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.executor import SILENT, Listener
+from flowmill.tasks.execution.jobs import JobExecution, JobSpec, run_of_job
+from flowmill.tasks.execution.runners import make_runner, score_workers
+from flowmill.tasks.runs.sharding import evaluation_cuts, rollout_cuts
+from flowmill.tasks.stages.scoring import Scoring
+from flowmill.tasks.stages.stage import Shard, Stage
+from flowmill.tasks.stages.stage_run import StageRun
 
 #: Least seconds of scoring in this process so far, and per shard, before processes are started, which takes seconds.
 _WORTH_S, _SLOW_S = 8.0, 0.2
@@ -82,7 +82,7 @@ class ProcessExecutor:
             yield shard
 
     def _run_in_processes(self, run: StageRun, left: Iterator[Shard], listener: Listener) -> list[str]:
-        names, lock, failed, line = list[str](), threading.Lock(), threading.Event(), JobSpec.of(run).line()
+        names, lock, failed, job = list[str](), threading.Lock(), threading.Event(), JobSpec.of(run).encoded()
 
         def work() -> None:
             while not failed.is_set():
@@ -92,7 +92,7 @@ class ProcessExecutor:
                     return
                 try:
                     with run.named(shard), self._ledger.work(run.stage.name):
-                        self._score(run, line, shard)
+                        self._score(run, job, shard)
                 except BaseException:
                     failed.set()
                     raise
@@ -125,17 +125,12 @@ class ProcessExecutor:
         if pool is not None:
             pool.shutdown(wait=True, kill_workers=True)
 
-    def _score(self, run: StageRun, line: str, shard: Shard) -> None:
-        """Have one shard scored; a process that is ended from outside is replaced.
-
-        Raises:
-            LostRankError: all retries failed.
-            WorkerError: the run has ended.
-        """
+    def _score(self, run: StageRun, job: str, shard: Shard) -> None:
+        """Have one shard scored; a process that is ended from outside is replaced."""
         for left in reversed(range(self._config.execution.retries + 1)):
             pool = self._started()
             try:
-                messages = pool.submit(_scored, line, astuple(shard)).result()
+                messages = pool.submit(_scored, job, astuple(shard)).result()
             except (BrokenProcessPool, ShutdownExecutorError):
                 with self._lock:
                     self._pool = None if self._pool is pool else self._pool
@@ -151,7 +146,7 @@ class ProcessExecutor:
             return
 
 
-class _Kept:
+class _MessageList:
     """Keeps the messages of a stage."""
 
     def __init__(self) -> None:
@@ -164,8 +159,8 @@ class _Kept:
         """Ignore it: errors are raised."""
 
 
-_kept = _Kept()
-_execution = JobExecution(lambda: _kept)
+_messages = _MessageList()
+_execution = JobExecution(lambda: _messages)
 
 
 def _begin(parent: int) -> None:
@@ -180,10 +175,10 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _scored(line: str, shard: tuple[str, int, int]) -> _Messages:
+def _scored(encoded: str, shard: tuple[str, int, int]) -> _Messages:
     """Score and commit a shard of a job's stage; return its messages."""
-    order = JobSpec.parse(line)
-    execution = _execution.of(order)
-    _kept.messages = []
-    run_of_job(order, execution).run_shard(Shard(*shard))
-    return _kept.messages
+    job = JobSpec.parse(encoded)
+    execution = _execution.of(job)
+    _messages.messages = []
+    run_of_job(job, execution).run_shard(Shard(*shard))
+    return _messages.messages

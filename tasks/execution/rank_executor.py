@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from configs.errors import LostRankError, WorkerError
-from models.devices import chosen_device
-from tasks.execution.execution import Execution
-from tasks.execution.executor import SILENT, Listener
-from tasks.execution.jobs import PREFIX, JobSpec
-from tasks.execution.launch import Launched
-from tasks.execution.launchers import Program, make_launcher
-from tasks.runs.progress import Reporter
-from tasks.runtime.heartbeat import Heartbeat, Watch
-from tasks.stages.stage import Shard
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import LostRankError, WorkerError
+from flowmill.models.devices import chosen_device
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.executor import SILENT, Listener
+from flowmill.tasks.execution.jobs import PREFIX, JobSpec
+from flowmill.tasks.execution.launch import Launched
+from flowmill.tasks.execution.launchers import Program, make_launcher
+from flowmill.tasks.runs.progress import Reporter
+from flowmill.tasks.runtime.heartbeat import Heartbeat, Watch
+from flowmill.tasks.stages.stage import Shard
+from flowmill.tasks.stages.stage_run import StageRun
 
 _LOOK_S = 0.5
 
@@ -28,7 +28,7 @@ class RankExecutor:
         """Bind to the settings and the reporter of a run; no rank is started yet."""
         self._execution, self._reporter = execution.context.config.execution, execution.context.reporter
         self._launched: Launched | None = None
-        self._given = 0
+        self._sent = 0
         self._epochs = 0
         self.starts = 0
         """Number of starts of the ranks."""
@@ -44,13 +44,13 @@ class RankExecutor:
             # Refuse more processes than this machine has devices before starting any.
             chosen_device(execution.device, execution.processes - 1)
         program = Program(
-            module="tasks.execution.worker",
+            module="flowmill.tasks.execution.worker",
             arguments=(execution.device, str(execution.stall_s)),
             processes=execution.processes,
             nodes=execution.nodes,
         )
         self._launched = Launched(program, make_launcher(execution))
-        self._given = self._epochs = 0
+        self._sent = self._epochs = 0
         self.starts += 1
 
     def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = SILENT) -> list[str]:
@@ -60,9 +60,6 @@ class RankExecutor:
             run: the stage.
             shards: ignored: the first rank lists the pending shards itself.
             listener: receives the messages of the ranks.
-
-        Raises:
-            WorkerError: a rank failed, hangs, or was ended too often.
         """
         names: list[str] = []
         for left in reversed(range(self._execution.retries + 1)):
@@ -104,9 +101,9 @@ class RankExecutor:
         self.start()
         launched = self._launched
         assert launched is not None
-        order = JobSpec.of(run, number=self._given)
-        self._given += 1
-        launched.tell(order.line())
+        job = JobSpec.of(run, number=self._sent)
+        self._sent += 1
+        launched.send(job.encoded())
         watch = Watch(self._execution.stall_s, world=self._execution.ranks)
         for line in launched.lines(_LOOK_S):
             listener.on_look()
@@ -130,7 +127,7 @@ class RankExecutor:
                 listener.on_commit([message["committed"]])
             elif "message" in message:
                 self._reporter.message(message["message"])
-            elif message.get("done") == order.number:
+            elif message.get("done") == job.number:
                 self.loads = message["loads"]
                 return
         raise WorkerError(f"{run.stage.node}: the ranks ended before the work was done.")

@@ -1,7 +1,7 @@
 """Rendezvous of torchrun's agents: one store, on one address.
 
 torchrun's own rendezvous backends listen on every interface, and c10d's unpickles any received data. This one listens
-only on the given address, and agents exchange only numbers; docs/reliability.md names trusted parties.
+only on the named address, and agents exchange only numbers; docs/reliability.md names trusted parties.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from configs.addresses import is_address, is_loopback
-from configs.errors import ConfigError
+from flowmill.configs.addresses import is_address, is_loopback
+from flowmill.configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -128,7 +128,7 @@ def reachable(host: str, nodes: int) -> str:
     """Return an address of a host that other machines reach too, for a rendezvous of several machines.
 
     Debian maps a machine's own name to 127.0.1.1 in /etc/hosts, which others cannot reach; if the machine has a single
-    other address, that one is returned. An explicit loopback host is kept: all agents are on one machine.
+    other address, that one is returned. An explicit loopback host stays: all agents are on one machine.
 
     Raises:
         ConfigError: the name resolves only to loopback, and this machine has several addresses or none.
@@ -136,30 +136,30 @@ def reachable(host: str, nodes: int) -> str:
     """
     if nodes == 1 or host == "localhost" or is_address(host):
         return host
-    found = list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
-    others = [address for address in found if not is_loopback(address)]
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    others = [address for address in addresses if not is_loopback(address)]
     if others:
         return others[0]
     own = own_addresses()
     if len(own) == 1:
         return own[0]
-    known = f"has {', '.join(own)}: use the one that the others reach" if own else "has no other address"
+    choice = f"has {', '.join(own)}: use the one that the others reach" if own else "has no other address"
     raise ConfigError(
-        f"execution.launcher: the endpoint's host '{host}' is {' and '.join(found)} on this machine (a line of "
-        f"/etc/hosts), which no other machine reaches. This machine {known}."
+        f"execution.launcher: the endpoint's host '{host}' is {' and '.join(addresses)} on this machine (a line of "
+        f"/etc/hosts), which no other machine reaches. This machine {choice}."
     )
 
 
 def own_addresses() -> list[str]:
     """Return the IPv4 addresses of this machine on interfaces that are up, which others may reach."""
     running = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
+    up = [
         each.address
         for name, addresses in sorted(psutil.net_if_addrs().items())
         for each in addresses
         if name in running and each.family == socket.AF_INET
     ]
-    return [each for each in found if not (is_loopback(each) or ipaddress.ip_address(each).is_link_local)]
+    return [each for each in up if not (is_loopback(each) or ipaddress.ip_address(each).is_link_local)]
 
 
 def listening(host: str, port: int) -> socket.socket | None:
@@ -169,17 +169,17 @@ def listening(host: str, port: int) -> socket.socket | None:
         OSError: listening or the lookup fails for another reason.
     """
     family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind, number)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server = socket.socket(family, kind, number)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(address)
-        found.listen(socket.SOMAXCONN)
+        server.bind(address)
+        server.listen(socket.SOMAXCONN)
     except OSError as error:
-        found.close()
+        server.close()
         if error.errno in _TAKEN:
             return None
         raise
-    return found
+    return server
 
 
 def stay_on_interface(host: str) -> None:
@@ -203,5 +203,5 @@ def interface_to(host: str) -> str | None:
         probe.connect(address)
         own: str = probe.getsockname()[0]
     interfaces = psutil.net_if_addrs().items()
-    found = (name for name, addresses in interfaces if any(each.address.partition("%")[0] == own for each in addresses))
-    return next(found, None)
+    names = (name for name, addresses in interfaces if any(each.address.partition("%")[0] == own for each in addresses))
+    return next(names, None)

@@ -12,19 +12,18 @@ from typing import Any, Protocol
 
 from pydantic import PositiveInt
 
-from configs.errors import ConfigError
-from configs.execution import ExecutionSection
-from configs.extras import require_extra
-from configs.registry import Table, chosen
-from tasks.execution.dask_http import close_http_servers
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.extras import require_extra
+from flowmill.configs.registry import Table, chosen
 
 RUNNERS = Table(
     {
-        "threads": "tasks.execution.runners:Threads",
-        "dask": "tasks.execution.runners:Dask",
-        "ray": "tasks.execution.runners:Ray",
+        "threads": "flowmill.tasks.execution.runners:Threads",
+        "dask": "flowmill.tasks.execution.runners:Dask",
+        "ray": "flowmill.tasks.execution.runners:Ray",
     },
-    like="tasks.execution.runners:Runner",
+    like="flowmill.tasks.execution.runners:Runner",
 )
 
 
@@ -85,16 +84,10 @@ class Dask:
         """Check the options.
 
         Raises:
-            ValueError: two contradict each other, or one asks for a dashboard.
+            ValueError: two contradict each other.
         """
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
-        dashboard = next((name for name in self.cluster if "dashboard" in name), None)
-        if dashboard is not None:
-            raise ValueError(
-                f"cluster has '{dashboard}', but clusters that are started here serve no dashboard: it would answer "
-                "every web page. Remove it, or start a cluster yourself and name it with address."
-            )
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
@@ -109,8 +102,6 @@ class Dask:
 
     def connect(self, task_runner: Any) -> None:
         """Start the cluster and its client now; by default they start with the first shard."""
-        if self.address is None:
-            close_http_servers()
         _ = task_runner.client
 
 
@@ -149,20 +140,12 @@ def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:
 
 
 def make_runner(section: ExecutionSection) -> Runner:
-    """Return the runner of shards.
-
-    Raises:
-        ConfigError: there is no runner of this name, or an option cannot work.
-    """
+    """Return the runner of shards."""
     return chosen(RUNNERS, section.runner, label="execution.runner")  # type: ignore[no-any-return]
 
 
 def check_runner(section: ExecutionSection) -> None:
-    """Check that shards can be distributed as configured.
-
-    Raises:
-        ConfigError: they cannot, or a setting has no effect.
-    """
+    """Check that shards can be distributed as configured."""
     runner = make_runner(section)
     runner.arguments(section)
     if runner.elsewhere and section.score_workers is not None:

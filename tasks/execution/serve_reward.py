@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.command_options import CommandLine
-from configs.extras import require_extra
-from configs.overrides import apply_overrides
-from models.rewards.factory import make_reward
-from tasks.execution.guard import App, OwnPagesOnly, access_token
+from flowmill.configs.command_options import CommandLine
+from flowmill.configs.extras import require_extra
+from flowmill.configs.overrides import apply_overrides
+from flowmill.models.rewards.factory import make_reward
+from flowmill.tasks.execution.guard import App, OwnPagesOnly, access_token
 
 _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
 
@@ -39,15 +39,11 @@ class ServeRequest(BaseModel):
 
 
 def reward_app(request: ServeRequest) -> App:
-    """Make a reward and return the app that serves it.
-
-    Raises:
-        ConfigError: the reward cannot be made, or other machines could use it without a token.
-    """
+    """Make a reward and return the app that serves it."""
     require_extra("reward-server", *_MODULES, label="'flowmill serve-reward'")
-    from models.rewards.service.app import Served, make_app
-    from models.rewards.service.wire import TOKEN
-    from models.serving.batching import Limits
+    from flowmill.models.rewards.service.app import Served, make_app
+    from flowmill.models.rewards.service.wire import TOKEN
+    from flowmill.models.serving.batching import Limits
 
     token = access_token(request.host, TOKEN, where="where runs are started")
     options = apply_overrides({}, request.options)

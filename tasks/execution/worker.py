@@ -1,6 +1,6 @@
 """The program of each torchrun rank: it runs its share of many stages.
 
-``torchrun ... -m tasks.execution.worker DEVICE STALL_S``; jobs are lines on the first rank's standard input.
+``torchrun ... -m flowmill.tasks.execution.worker DEVICE STALL_S``; jobs are lines on the first rank's standard input.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from contextlib import closing
 from dataclasses import asdict, astuple
 from itertools import islice
 
-from configs.errors import WorkerError
-from configs.gc_tuning import starting
+from flowmill.configs.errors import WorkerError
+from flowmill.configs.gc_tuning import starting
 
 with starting():
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from models.devices import chosen_device, local_rank
-    from tasks.execution.execution import Execution
-    from tasks.execution.executor import Executor, Listener
-    from tasks.execution.jobs import PREFIX, JobExecution, JobSpec, own_code, run_of_job
-    from tasks.execution.process_executor import ProcessExecutor
-    from tasks.runtime.heartbeat import Heartbeat
-    from tasks.runtime.kv_store import KeyValueStore
-    from tasks.runtime.ranks import Ranks, torchrun_ranks
-    from tasks.stages.stage import Shard
-    from tasks.stages.stage_run import StageRun
+    from flowmill.models.devices import chosen_device, local_rank
+    from flowmill.tasks.execution.execution import Execution
+    from flowmill.tasks.execution.executor import Executor, Listener
+    from flowmill.tasks.execution.jobs import PREFIX, JobExecution, JobSpec, own_code, run_of_job
+    from flowmill.tasks.execution.process_executor import ProcessExecutor
+    from flowmill.tasks.runtime.heartbeat import Heartbeat
+    from flowmill.tasks.runtime.kv_store import KeyValueStore
+    from flowmill.tasks.runtime.ranks import Ranks, torchrun_ranks
+    from flowmill.tasks.stages.stage import Shard
+    from flowmill.tasks.stages.stage_run import StageRun
 
 #: Collectives time out only after the watcher has detected a hanging rank.
 _COLLECTIVE_PATIENCE, _LEAST_S = 3.0, 300.0
@@ -65,23 +65,23 @@ class Worker:
         """Bind to this process's rank and to the key-value store of the ranks."""
         self._ranks = ranks
         self._board = board
-        self._kept = JobExecution(lambda: RankReporter(ranks), self._prepare)
+        self._jobs = JobExecution(lambda: RankReporter(ranks), self._prepare)
 
-    def run_job(self, order: JobSpec) -> None:
+    def run_job(self, job: JobSpec) -> None:
         """Run this rank's share of a stage, and report when all ranks are done."""
-        board = self._board.below(f"order{order.number}")
-        self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
-        execution = self._kept.of(order)
-        run_share(run_of_job(order, execution), execution.executor(ProcessExecutor), self._ranks, board)
+        board = self._board.below(f"job{job.number}")
+        self._ranks.pulse.at(f"{job.node[1]} of epoch {job.node[0]}")
+        execution = self._jobs.of(job)
+        run_share(run_of_job(job, execution), execution.executor(ProcessExecutor), self._ranks, board)
         board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
         if self._ranks.first:
             with self._ranks.pulse.waiting():
                 loads = [json.loads(board.read(f"done{rank}")) for rank in range(self._ranks.world)]
-            send({"done": order.number, "loads": loads})
+            send({"done": job.number, "loads": loads})
 
     def close(self) -> None:
         """End the scoring processes of this rank."""
-        self._kept.close()
+        self._jobs.close()
 
     def _prepare(self, execution: Execution) -> None:
         execution.host.ranks = self._ranks
@@ -133,39 +133,37 @@ def listed(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Sh
         return [Shard(*shard) for shard in json.loads(board.read("shards"))]
 
 
-def orders(ranks: Ranks, board: KeyValueStore) -> Iterator[JobSpec]:
+def jobs(ranks: Ranks, board: KeyValueStore) -> Iterator[JobSpec]:
     """Yield on every rank the jobs that the first rank reads from its standard input, until the input ends."""
     lines: queue.Queue[str] = queue.Queue()
     if local_rank() == 0:
         # On every machine: unread input would fill the pipe, and the end of input means that the parent is gone.
-        threading.Thread(target=_read, args=(lines,), daemon=True, name="orders").start()
+        threading.Thread(target=_read, args=(lines,), daemon=True, name="jobs").start()
     number = 0
     while True:
         with ranks.pulse.idle():
             if ranks.first:
-                board.post(f"order{number}", lines.get())
-            line = board.read(f"order{number}")
-        if not line:
+                board.post(f"job{number}", lines.get())
+            encoded = board.read(f"job{number}")
+        if not encoded:
             return
-        yield JobSpec.parse(line)
+        yield JobSpec.parse(encoded)
         number += 1
 
 
 def _read(lines: queue.Queue[str]) -> None:
     """Pass lines on; at the end of input the parent is done or gone, so kill this rank if it does not end in time."""
-    for line in sys.stdin:
-        lines.put(line)
-    lines.put("")
-    time.sleep(_LEAVING_S)
-    os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for line in sys.stdin:
+            lines.put(line)
+    finally:
+        lines.put("")
+        time.sleep(_LEAVING_S)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def same_code(ranks: Ranks, board: KeyValueStore) -> None:
-    """Check that all ranks run the same code.
-
-    Raises:
-        WorkerError: a rank runs another version; a collective result would match neither.
-    """
+    """Check that all ranks run the same code."""
     own = own_code()
     board.post(f"code{ranks.rank}", own)
     if ranks.first:
@@ -187,8 +185,8 @@ def main() -> None:
         same_code(ranks, board)
         worker = Worker(ranks, board)
         with closing(worker):
-            for order in orders(ranks, board):
-                worker.run_job(order)
+            for job in jobs(ranks, board):
+                worker.run_job(job)
 
 
 def _send_beats(beats: Mapping[int, Heartbeat]) -> None:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from configs.escaping import fenced, in_code, in_link, in_markdown, visible
-from configs.model import ModelSection, QuantizeSection
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.weights.quantized import CODE
-from tasks.export.usage import Usage, snippet
-from tasks.inputs.base_model import BaseModel
-from tasks.inputs.prompts import image_column, prompt_set
-from tasks.metrics.evaluations import Figures
-from tasks.metrics.given import GivenFigures
+from flowmill.configs.escaping import fenced, in_code, in_link, in_markdown, visible
+from flowmill.configs.model import ModelSection, QuantizeSection
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.weights.quantized import CODE
+from flowmill.tasks.export.usage import Usage, snippet
+from flowmill.tasks.inputs.base_model import BaseModel
+from flowmill.tasks.inputs.prompts import image_column, prompt_set
+from flowmill.tasks.metrics.evaluations import Figures
+from flowmill.tasks.metrics.ingested import IngestedFigures
 
 if TYPE_CHECKING:
-    from models.weights.lora import LoraSpec
+    from flowmill.models.weights.lora import LoraSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ class CardContent:
     """Figures of the base model."""
     after: Figures
     """Figures of this model; empty if it was not evaluated."""
-    given: GivenFigures | None = None
-    """The given samples it was trained on; None with rollouts."""
+    ingested: IngestedFigures | None = None
+    """The ingested samples it was trained on; None with rollouts."""
     data: str = ""
     """The section on the data behind the policy, in Markdown; empty without any."""
     picture: str | None
@@ -58,23 +58,23 @@ class CardContent:
     """The run, as RUN@EPOCH, and the ``kind/id`` of the policy that training started from; None: the base model."""
 
 
-def model_card(about: CardContent, usage: Usage | None) -> str:
+def model_card(content: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
     parts = [
-        f"---\n{yaml_head(front(about))}---",
-        f"# {in_markdown(_title(about))}",
-        _summary(about),
-        _results(about),
-        _use(about, usage),
-        about.data,
-        _origin(about),
+        f"---\n{yaml_head(front(content))}---",
+        f"# {in_markdown(_title(content))}",
+        _summary(content),
+        _results(content),
+        _use(content, usage),
+        content.data,
+        _origin(content),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def front(about: CardContent) -> dict[str, Any]:
+def front(content: CardContent) -> dict[str, Any]:
     """Return the front matter: the Hub's fields, then flowmill's own."""
-    base, config = about.base, about.config
+    base, config = content.base, content.config
     stated = {"license": base.license.id, "license_name": base.license.name, "license_link": base.license.link}
     hub = {"base_model": base.name, "base_model_relation": "adapter" if config.model.lora else "finetune"}
     return {
@@ -85,7 +85,7 @@ def front(about: CardContent) -> dict[str, Any]:
         "pipeline_tag": _pipeline_tag(config),
         "tags": [
             "flowmill",
-            *(["reinforcement-learning"] if about.given is None else []),
+            *(["reinforcement-learning"] if content.ingested is None else []),
             config.optimize.algorithm.name,
             *_kind_tags(config),
         ],
@@ -93,15 +93,19 @@ def front(about: CardContent) -> dict[str, Any]:
             "base_model": base.plain(),
             **({} if config.model.quantize is None else {"quantize": config.model.quantize.model_dump()}),
             "algorithm": config.optimize.algorithm.name,
-            "epochs": about.epoch,
+            "epochs": content.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
-            "prompts_artifact": about.prompts,
-            **({} if about.given is None else {"data": {"source": about.given.source, "rows": about.given.rows}}),
+            "prompts_artifact": content.prompts,
+            **(
+                {}
+                if content.ingested is None
+                else {"data": {"source": content.ingested.source, "rows": content.ingested.rows}}
+            ),
             "rewards": [plain_reward(section) for section in config.rewards],
-            "policy": about.policy,
-            "digest": about.digest,
-            "before": about.before,
-            "after": about.after,
+            "policy": content.policy,
+            "digest": content.digest,
+            "before": content.before,
+            "after": content.after,
         },
     }
 
@@ -115,13 +119,13 @@ def yaml_head(fields: Mapping[str, Any]) -> str:
     return yaml.safe_dump(fields, sort_keys=False, width=1000)
 
 
-def _title(about: CardContent) -> str:
-    name = about.base.name.rpartition("/")[2]
-    return f"{name}, post-trained with {about.config.optimize.algorithm.name}"
+def _title(content: CardContent) -> str:
+    name = content.base.name.rpartition("/")[2]
+    return f"{name}, post-trained with {content.config.optimize.algorithm.name}"
 
 
-def _summary(about: CardContent) -> str:
-    config, base = about.config, about.base
+def _summary(content: CardContent) -> str:
+    config, base = content.config, content.base
     label = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
     rewards = ", ".join(f"{in_code(section.slot)} (weight {section.weight:g})" for section in config.rewards)
     commit = f" at commit {in_code(base.revision)}" if base.revision else ""
@@ -131,11 +135,11 @@ def _summary(about: CardContent) -> str:
         "file": f"{in_code(base.name)}, a local file",
     }
     named = sources.get(base.source, f"{in_code(base.name)}, a small model that flowmill built")
-    epochs = "1 epoch" if about.epoch == 1 else f"{about.epoch} epochs"
+    epochs = "1 epoch" if content.epoch == 1 else f"{content.epoch} epochs"
     how, data = " by reinforcement learning", f"the prompts of {in_code(str(prompt_set(config.prompts, 'train')))}"
-    if about.given is not None:
-        how, data = "", f"{in_markdown(str(about.given))} ({in_markdown(about.given.license_text)})"
-    aim = "with the rewards" if about.given is None else "judged by"
+    if content.ingested is not None:
+        how, data = "", f"{in_markdown(str(content.ingested))} ({in_markdown(content.ingested.license_text)})"
+    aim = "with the rewards" if content.ingested is None else "judged by"
     averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
         f"{label} {named}, post-trained{how} with flowmill: {epochs} of "
@@ -143,30 +147,30 @@ def _summary(about: CardContent) -> str:
     )
 
 
-def _results(about: CardContent) -> str:
-    if not about.after:
-        return f"## Results\n\nThe policy after epoch {about.epoch} was not evaluated."
-    section = about.config.evaluate
-    steps = section.steps or about.config.rollout.steps
+def _results(content: CardContent) -> str:
+    if not content.after:
+        return f"## Results\n\nThe policy after epoch {content.epoch} was not evaluated."
+    section = content.config.evaluate
+    steps = section.steps or content.config.rollout.steps
     lines = ["## Results", "", "| prompts | reward | before | after |", "|---|---|---|---|"]
-    for split, slots in about.after.items():
+    for split, slots in content.after.items():
         for slot, values in slots.items():
             for figure, value in sorted(values.items(), reverse=True):
-                earlier = about.before.get(split, {}).get(slot, {}).get(figure)
+                earlier = content.before.get(split, {}).get(slot, {}).get(figure)
                 shown = "not evaluated" if earlier is None else f"{earlier:.4g}"
                 lines.append(
-                    f"| {_split_name(split)} | {_slot_name(about.config, slot, figure)} | {shown} | {value:.4g} |"
+                    f"| {_split_name(split)} | {_slot_name(content.config, slot, figure)} | {shown} | {value:.4g} |"
                 )
     lines += [
         "",
         f"Each of {section.samples} samples, {steps} deterministic steps, with the same seeds before and after.",
     ]
-    if about.picture is not None:
-        lines += ["", f"![Equal prompts and initial noise before training and after]({about.picture})"]
+    if content.picture is not None:
+        lines += ["", f"![Equal prompts and initial noise before training and after]({content.picture})"]
     return "\n".join(lines)
 
 
-def _use(about: CardContent, usage: Usage | None) -> str:
+def _use(content: CardContent, usage: Usage | None) -> str:
     if usage is None:
         return (
             "## Use\n\nThe model family is one of your own, whose adapter does not say how plain diffusers is called."
@@ -176,10 +180,10 @@ def _use(about: CardContent, usage: Usage | None) -> str:
         "training: with diffusers' defaults instead, results look untrained. `generation.json` holds the same settings."
     )
     lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
-    if usage.base is not None and about.base.source != "hub":
-        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(about)}"]
-    lines += _strength(about.lora)
-    notes = [*usage.call.differences, *quantized_notes(about.config.model), *_solver_note(about.config)]
+    if usage.base is not None and content.base.source != "hub":
+        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(content)}"]
+    lines += _strength(content.lora)
+    notes = [*usage.call.differences, *quantized_notes(content.config.model), *_solver_note(content.config)]
     notes += _dtype_note(usage)
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
@@ -197,10 +201,10 @@ def _strength(lora: LoraSpec | None) -> Sequence[str]:
     )
 
 
-def _whereabouts(about: CardContent) -> str:
-    if about.base.source in ("built", "file"):
+def _whereabouts(content: CardContent) -> str:
+    if content.base.source in ("built", "file"):
         return (
-            f"it is `pipeline` in the store's artifact {in_code(about.base_artifact)}. Put it, or a link to it, here."
+            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
         )
     return "put it, or a link to it, here."
 
@@ -208,11 +212,11 @@ def _whereabouts(about: CardContent) -> str:
 def quantized_notes(model: ModelSection) -> list[str]:
     """Return the parts that the call of an export loads whole and training did not, a sentence each."""
     section = model.quantize or QuantizeSection()
-    found = (("base model", section.name), ("text encoders", section.text_encoders))
+    parts = (("base model", section.name), ("text encoders", section.text_encoders))
     return [
         f"The call loads the {part} unquantized, so that results differ slightly. Training and evaluation rounded the "
         f"linear layers to {name}, as `quantization_config={CODE[name]}` does."
-        for part, name in found
+        for part, name in parts
         if name is not None
     ]
 
@@ -229,24 +233,26 @@ def _dtype_note(usage: Usage) -> Sequence[str]:
     return (f"It decodes in {usage.dtype} and keeps latents in it; the evaluation did both in float32.",)
 
 
-def _origin(about: CardContent) -> str:
-    base = about.base
+def _origin(content: CardContent) -> str:
+    base = content.base
     stated = {
         "unknown": "unknown: the base model's folder states none. Find out before you share these weights.",
         "other": f"see {in_link(str(base.license.link), str(base.license.link))}, the base model's.",
     }
-    lora = about.config.model.lora
+    lora = content.config.model.lora
     begun = [] if lora is None or lora.start is None else [f"- Training began with {in_code(Path(lora.start).name)}."]
-    if about.start is not None:
-        begun = [f"- Training started from the policy {in_code(about.start['run'])}, {in_code(about.start['policy'])}."]
+    if content.start is not None:
+        begun = [
+            f"- Training started from the policy {in_code(content.start['run'])}, {in_code(content.start['policy'])}."
+        ]
     return "\n".join(
         [
             "## Origin",
             "",
             *begun,
             f"- License: {stated.get(base.license.id, f'{in_markdown(base.license.id)}, as the base model states.')}",
-            f"- Policy: {in_code(about.policy)}, digest {in_code(about.digest)}",
-            f"- Prompts: {in_code(about.prompts)}",
+            f"- Policy: {in_code(content.policy)}, digest {in_code(content.digest)}",
+            f"- Prompts: {in_code(content.prompts)}",
         ]
     )
 

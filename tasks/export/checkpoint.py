@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from configs.errors import ConfigError
-from configs.registry import resolve
-from models.policies import POLICIES
-from models.weights.dcp_checkpoints import write_checkpoint
-from models.weights.tensor_files import TensorFiles
-from tasks.export.copying import new_folder
-from tasks.inputs.components import lora_spec
-from tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, policy_folder, tensor_files
-from tasks.runs.context import RunContext
-from tasks.specs.graph import policy_after
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import resolve
+from flowmill.models.policies import POLICIES
+from flowmill.models.weights.tensor_files import TensorFiles
+from flowmill.tasks.export.copying import new_folder
+from flowmill.tasks.inputs.components import lora_spec
+from flowmill.tasks.inputs.weight_sources import (
+    CRITIC,
+    CRITIC_OPTIMIZER,
+    OPTIMIZER,
+    Weights,
+    policy_folder,
+    tensor_files,
+)
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import policy_after
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
 
 #: Name in the checkpoint -> name of the policy's file.
 _WEIGHTS = {
@@ -41,39 +55,35 @@ def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple
         context: the run.
         epoch: the epoch; the run's last when None.
         to: a folder that does not exist yet, or is empty.
-
-    Raises:
-        ConfigError: the folder is not empty or cannot be written, or the policy is the base model itself.
-        NotCommittedError: the epoch was not trained.
     """
-    wanted = context.config.run.epochs if epoch is None else epoch
-    source = policy_folder(context.store, context.chain.require(*policy_after(wanted)).ref)
-    held = _Held(source)
-    if not held.state:
+    last = context.config.run.epochs if epoch is None else epoch
+    source = policy_folder(context.store, context.chain.require(*policy_after(last)).ref)
+    tensors = _PolicyTensors(source)
+    if not tensors.state:
         raise ConfigError(
-            f"The policy of run '{context.run.name}' after epoch {wanted} is the base model itself: no weights of it "
+            f"The policy of run '{context.run.name}' after epoch {last} is the base model itself: no weights of it "
             "are stored. Export one that was trained, or save the base model with dcp.save()."
         )
     section = context.config.optimize
     group = {"lr": section.learning_rate, "betas": list(section.betas), "eps": section.epsilon}
     group["weight_decay"] = section.weight_decay
-    for name in _OPTIMIZERS.keys() & held.state.keys():
-        moments = held.state[name]
-        held.state[name] = {"state": moments, "param_groups": [{**group, "params": list(moments)}]}
+    for name in _OPTIMIZERS.keys() & tensors.state.keys():
+        moments = tensors.state[name]
+        tensors.state[name] = {"state": moments, "param_groups": [{**group, "params": list(moments)}]}
     spec = lora_spec(context.config, resolve(POLICIES, context.config.model.policy, label="model.policy"))
-    about = {
+    metadata = {
         "run": context.run.name,
-        "epoch": wanted,
+        "epoch": last,
         "base": context.model_identity if context.config.model.path is not None else None,
         "lora": None if spec is None else asdict(spec),
     }
     with new_folder(to) as folder:
-        write_checkpoint(held.state, folder, held.read)
-        (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
-    return sorted(held.state), held.left_out
+        _write(tensors.state, folder, tensors.read)
+        (folder / ABOUT).write_text(json.dumps(metadata, indent=2) + "\n")
+    return sorted(tensors.state), tensors.left_out
 
 
-class _Held:
+class _PolicyTensors:
     """The tensors of a policy by their key in a checkpoint, read from its files one by one."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,18 +96,18 @@ class _Held:
                 self.state[name] = self._weights(name, TensorFiles(files))
         for name, file in _OPTIMIZERS.items():
             files = tensor_files(folder, file)
-            kept = self._moments(name, TensorFiles(files)) if files else {}
-            if kept:
-                self.state[name] = kept
+            moments = self._moments(name, TensorFiles(files)) if files else {}
+            if moments:
+                self.state[name] = moments
             elif files:
                 self.left_out.append(name)
 
     def read(self, place: str) -> torch.Tensor:
         """Return a tensor, float32."""
         files, name, shape = self._places[place]
-        found = torch.empty(files.shapes[name])
-        files.read_into({name: found})
-        return found.reshape(shape)
+        tensor = torch.empty(files.shapes[name])
+        files.read_into({name: tensor})
+        return tensor.reshape(shape)
 
     def _weights(self, top: str, files: TensorFiles) -> dict[str, torch.Tensor]:
         return {name: self._place(f"{top}.{name}", files, name, size) for name, size in files.shapes.items()}
@@ -117,3 +127,29 @@ class _Held:
     def _place(self, place: str, files: TensorFiles, name: str, shape: torch.Size) -> torch.Tensor:
         self._places[place] = (files, name, shape)
         return torch.empty(shape, device="meta")
+
+
+def _write(state: Mapping[str, Any], folder: Path, read: Callable[[str], Tensor]) -> None:
+    """Write a checkpoint from this process alone. ``state``: nested mappings; tensors on the meta device are
+    placeholders for ``read``; ``read``: returns the tensor for a placeholder's keys, joined by dots; only one is in
+    memory at a time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save(dict(state), storage_writer=_Writer(folder), planner=_Planner(read), no_dist=True)
+
+
+class _Writer(FileSystemWriter):
+    def storage_meta(self) -> None:
+        """Return None: torch would store the folder's path, which changes when the folder moves."""
+
+
+class _Planner(DefaultSavePlanner):
+    """Reads a tensor when it is written."""
+
+    def __init__(self, read: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._read = read
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        entry = super().lookup_object(index)
+        return self._read(index.fqn) if isinstance(entry, torch.Tensor) and entry.is_meta else entry

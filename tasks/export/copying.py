@@ -1,16 +1,19 @@
-"""Copies an export to a user's folder: only the files that its record names."""
+"""Folders that commands write for users, each as a whole; copies of exports, of which only recorded files."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs.errors import ConfigError
-from tasks.inputs.weight_sources import PIPELINE
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import ConfigError
+from flowmill.storage.backends.process_tags import is_gone, tag
+from flowmill.tasks.inputs.weight_sources import PIPELINE
+from flowmill.tasks.runs.context import RunContext
+
+#: Prefix of folders in progress, which hold the tag of their process.
+_ASIDE = ".flowmill-"
 
 
 def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
@@ -20,13 +23,9 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
         context: the run.
         epoch: the epoch; the run's last when None.
         to: a folder that does not exist yet, or is empty.
-
-    Raises:
-        ConfigError: the folder is not empty, or cannot be written.
-        NotCommittedError: the epoch was not exported.
     """
-    wanted = context.config.run.epochs if epoch is None else epoch
-    ref = context.chain.require(wanted, "export").ref
+    last = context.config.run.epochs if epoch is None else epoch
+    ref = context.chain.require(last, "export").ref
     record = context.store.shards(ref)[0]
     folder = context.store.folder(ref, record)
     names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
@@ -39,26 +38,35 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
 
 
 @contextmanager
-def new_folder(to: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill, and move it to ``to`` at the end.
+def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder to fill, and move it to ``to`` at the end: a killed process leaves no part of it there.
 
     Args:
         to: a folder that does not exist yet, or is empty.
-
-    Raises:
-        ConfigError: the folder is not empty, or cannot be written.
+        over: names of files that may be in it; they are replaced.
     """
     target = to.expanduser().absolute()
     try:
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise ConfigError(f"--to '{to}' exists and is not empty. Name a folder that does not exist yet.")
+        if target.exists() and (not target.is_dir() or {file.name for file in target.iterdir()} - {*over}):
+            raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".flowmill-", dir=target.parent) as aside:
-            whole = Path(aside) / "model"
-            whole.mkdir()
+        _remove_leftovers(target.parent)
+        aside = target.parent / f"{_ASIDE}{tag()}"
+        whole = aside / "whole"
+        whole.mkdir(parents=True)
+        try:
             yield whole
             if target.exists():
-                target.rmdir()
+                target.rename(aside / "before")
             whole.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"--to '{to}' cannot be written: {error.strerror}. Name another folder.") from None
+        raise ConfigError(f"'{to}' cannot be written: {error.strerror or error}. Name another folder.") from None
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the unfinished folders of killed processes."""
+    for each in parent.glob(f"{_ASIDE}*"):
+        if is_gone(each.name.removeprefix(_ASIDE)):
+            shutil.rmtree(each, ignore_errors=True)

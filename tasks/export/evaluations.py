@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.metrics.view import RunView
+from flowmill.tasks.metrics.view import RunView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.folders import files_below
-from models.library_loading import diffusers_class, read_json
-from models.policies.diffusion import DiffusionPolicy, SchedulerChoice
-from models.policies.pipeline_index import component_entry, in_folder, index_file, portable_index
-from tasks.inputs.base_model import license_files
+from flowmill.configs.folders import files_below
+from flowmill.models.library_loading import diffusers_class, read_json
+from flowmill.models.policies.diffusion import DiffusionPolicy, SchedulerChoice
+from flowmill.models.policies.pipeline_index import component_entry, in_folder, index_file, portable_index
+from flowmill.tasks.inputs.base_model import license_files
 
 
 def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
@@ -60,10 +60,10 @@ def store_guider(options: Mapping[str, float], target: Path) -> None:
 
 def make_scheduler(choice: SchedulerChoice, own: Path) -> Any:
     """Return the chosen scheduler; ``own`` is the folder of the pipeline's scheduler."""
-    made = diffusers_class(choice.name)
+    kind = diffusers_class(choice.name)
     if not choice.from_config:
-        return made(**choice.options)
-    return made.from_config(read_json(own / "scheduler_config.json"), **choice.options)
+        return kind(**choice.options)
+    return kind.from_config(read_json(own / "scheduler_config.json"), **choice.options)
 
 
 def copy_licenses(base: Path, target: Path) -> None:

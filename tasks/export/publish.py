@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
-from configs.errors import PublishError
-from configs.proxies import by_proxy
-from models.policies.pipeline_index import MODULAR, placed_index
-from tasks.inputs.weight_sources import PIPELINE
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import PublishError
+from flowmill.models.policies.pipeline_index import MODULAR, placed_index
+from flowmill.tasks.inputs.weight_sources import PIPELINE
+from flowmill.tasks.runs.context import RunContext
 
 #: The folder of the card in its snippet.
 HERE = '"."  # this folder'
@@ -27,14 +25,9 @@ def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
     Args:
         context: the run.
         epoch: the epoch; the last when None.
-
-    Raises:
-        NotCommittedError: there is no export, or it was made with other settings.
-        CorruptError: a file is missing, or differs from the committed one.
-        PublishError: a file is a link.
     """
-    wanted = context.config.run.epochs if epoch is None else epoch
-    ref = context.chain.require(wanted, "export").ref
+    last = context.config.run.epochs if epoch is None else epoch
+    ref = context.chain.require(last, "export").ref
     record = context.store.shards(ref)[0]
     folder = context.store.folder(ref, record)
     names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
@@ -47,100 +40,57 @@ def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
 def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str | None) -> str:
     """Create the repository if needed, commit every file of an export to it, and return its URL.
 
+    Files that it has already are not sent again.
+
     Args:
         files: files of the export, by name.
         repo: ``owner/name``.
         private: make a new repository private.
-        token: see ``Repository``.
-
-    Raises:
-        PublishError: there is no token, the Hub refuses, or it cannot be reached.
+        token: token of the Hub; that of ``hf auth login`` or HF_TOKEN when None.
     """
-    contents = {name: _for_hub(name, path, repo) for name, path in files.items()}
-    return Repository(repo, "model", token).commit(contents, private=private, message="Publish a post-trained policy")
+    import huggingface_hub as hub
+
+    if token is None and hub.get_token() is None:
+        raise PublishError(
+            f"'{repo}' cannot be written: you are not logged in to the Hugging Face Hub. Run 'hf auth login', set "
+            "HF_TOKEN, or name the variable that holds a token with --token-env."
+        )
+    api = hub.HfApi(token=token)
+    with _errors(repo, api.endpoint):
+        operations = [
+            hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=_for_hub(name, path, repo))
+            for name, path in files.items()
+        ]
+        api.create_repo(repo, private=private, exist_ok=True)
+        api.create_commit(repo, operations, commit_message="Publish a post-trained policy")
+    return f"{api.endpoint}/{repo}"
 
 
-class Repository:
-    """A repository on the Hugging Face Hub. Its methods raise PublishError if the Hub refuses or does not answer."""
+@contextmanager
+def _errors(repo: str, endpoint: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
-    def __init__(self, name: str, kind: Literal["model", "dataset"], token: str | None) -> None:
-        """Bind to a repository.
-
-        Args:
-            name: ``owner/name``.
-            kind: its kind.
-            token: token of the Hub; that of ``hf auth login`` or HF_TOKEN when None.
-
-        Raises:
-            PublishError: there is no token.
-        """
-        import huggingface_hub as hub
-
-        if token is None and hub.get_token() is None:
-            raise PublishError(
-                f"'{name}' cannot be written: you are not logged in to the Hugging Face Hub. Run 'hf auth login', set "
-                "HF_TOKEN, or name the variable that holds a token with --token-env."
-            )
-        self._name, self._kind, self._api = name, kind, hub.HfApi(token=token)
-
-    def found(self) -> tuple[bool, list[str]] | None:
-        """Return whether it is private, and the names of its files; None if it does not exist."""
-        from huggingface_hub.errors import RepositoryNotFoundError
-
-        with self._errors():
-            try:
-                about = self._api.repo_info(self._name, repo_type=self._kind)
-            except RepositoryNotFoundError as error:
-                if error.response.status_code == 401:
-                    raise
-                return None
-        return bool(about.private), [each.rfilename for each in about.siblings or ()]
-
-    def commit(
-        self, files: Mapping[str, Path | bytes], *, private: bool, message: str, removed: Sequence[str] = ()
-    ) -> str:
-        """Create it if needed, write and remove files in one commit, and return its URL.
-
-        Files that it has already are not sent again.
-        """
-        import huggingface_hub as hub
-
-        with self._errors():
-            operations = [
-                *(hub.CommitOperationDelete(path_in_repo=name) for name in removed),
-                *(hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in files.items()),
-            ]
-            self._api.create_repo(self._name, private=private, exist_ok=True, repo_type=self._kind)
-            self._api.create_commit(self._name, operations, commit_message=message, repo_type=self._kind)
-        return f"{self._api.endpoint}/{'' if self._kind == 'model' else 'datasets/'}{self._name}"
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
-
-        repo, endpoint = self._name, self._api.endpoint
-        try:
-            yield
-        except HFValidationError:
-            raise PublishError(f"'{repo}' is no name of a repository. Give it as owner/name.") from None
-        except HfHubHTTPError as error:
-            raise PublishError(_refusal(repo, error.response.status_code, str(error))) from None
-        except (HTTPError, OfflineModeIsEnabled) as error:
-            raise PublishError(
-                f"'{repo}' cannot be written: {endpoint} does not answer ({type(error).__name__}). Nothing was "
-                "published; check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run the command again."
-                f"{by_proxy(endpoint)}"
-            ) from None
-        except RuntimeError as error:
-            # Raised by huggingface_hub for a large file, from the error of the connection.
-            cause = str(error.__cause__ or error).strip().splitlines()[0]
-            raise PublishError(
-                f"'{repo}': {error} {cause}. Nothing was published. Run the command again: files that were sent are "
-                "not sent twice."
-            ) from None
-        except ValueError as error:
-            # Raised by huggingface_hub if the Hub rejects the card's front matter.
-            raise PublishError(f"'{repo}' refuses the card: {error}. Nothing was published.") from None
+    try:
+        yield
+    except HFValidationError:
+        raise PublishError(f"'{repo}' is no name of a repository. Give it as owner/name.") from None
+    except HfHubHTTPError as error:
+        raise PublishError(_refusal(repo, error.response.status_code, str(error))) from None
+    except (HTTPError, OfflineModeIsEnabled) as error:
+        raise PublishError(
+            f"'{repo}' cannot be written: {endpoint} does not answer ({type(error).__name__}). Nothing was "
+            "published; check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run the command again."
+        ) from None
+    except RuntimeError as error:
+        # Raised by huggingface_hub for a large file, from the error of the connection.
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        raise PublishError(
+            f"'{repo}': {error} {cause}. Nothing was published. Run the command again: files that were sent are "
+            "not sent twice."
+        ) from None
+    except ValueError as error:
+        # Raised by huggingface_hub if the Hub rejects the card's front matter.
+        raise PublishError(f"'{repo}' refuses the card: {error}. Nothing was published.") from None
 
 
 def for_hub(card: str, repo: str) -> str:

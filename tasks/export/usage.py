@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.escaping import in_python
-from models.policies.diffusion import PipelineCall, SchedulerChoice
-from models.weights.lora_files import LORA_FILE
-from tasks.export.publish import HERE, HERE_WHOLE
+from flowmill.configs.escaping import in_python
+from flowmill.models.policies.diffusion import PipelineCall, SchedulerChoice
+from flowmill.models.weights.lora_files import LORA_FILE
+from flowmill.tasks.export.publish import HERE, HERE_WHOLE
 
 _GUIDER = "ClassifierFreeGuidance"
 
@@ -50,7 +50,6 @@ class Usage:
         return {
             "pipeline": self.pipeline,
             **({} if call.blocks is None else {"blocks": call.blocks, "left_out_blocks": list(call.left_out)}),
-            **({} if call.workflow is None else {"workflow": call.workflow}),
             "base_model": self.base,
             "base_revision": self.revision,
             "missing_components": list(self.missing),
@@ -60,7 +59,7 @@ class Usage:
             **({} if call.guider is None else {"guider": dict(call.guider)}),
             "call": dict(call.arguments),
             **({"vae_tiling": True} if call.vae_tiling else {}),
-            **self._given(),
+            **self._prompt_files(),
             "frames_per_second": self.fps,
             "prompt": self.prompt,
             "seed": self.seed,
@@ -72,7 +71,7 @@ class Usage:
         """Whether the clip's last frame is an input too."""
         return self.call.last_frame and len(self.inputs) == 2
 
-    def _given(self) -> dict[str, Any]:
+    def _prompt_files(self) -> dict[str, Any]:
         """Return the prompt's input files; for a clip its frames."""
         if self.call.clip:
             return {"input_image": None, "input_video": list(self.inputs)}
@@ -85,8 +84,8 @@ class Usage:
 
 def lora_files(target: Path) -> tuple[str, ...]:
     """Return the LoRA files below an export, the one in its top folder first."""
-    found = (path.relative_to(target).as_posix() for path in target.rglob(LORA_FILE))
-    return tuple(sorted(found, key=lambda name: (name.count("/"), name)))
+    paths = (path.relative_to(target).as_posix() for path in target.rglob(LORA_FILE))
+    return tuple(sorted(paths, key=lambda name: (name.count("/"), name)))
 
 
 def input_names(count: int) -> tuple[str, ...]:
@@ -106,8 +105,8 @@ def snippet(usage: Usage) -> str:
     if scheduler is not None:
         lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
     if usage.call.guider is not None:
-        given = ", ".join(f"{name}={value!r}" for name, value in usage.call.guider.items())
-        lines += [f"pipe.guider = {_GUIDER}({given})"]
+        settings = ", ".join(f"{name}={value!r}" for name, value in usage.call.guider.items())
+        lines += [f"pipe.guider = {_GUIDER}({settings})"]
     lines += ["pipe.vae.enable_tiling()"] * usage.call.vae_tiling
     lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
     lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
@@ -140,8 +139,7 @@ def _loading(usage: Usage) -> list[str]:
     if usage.call.blocks is None:
         lines += [f"pipe = {usage.loader}.from_pretrained({place}, {options}{_absent(usage.missing)})"]
     else:
-        chosen = "" if usage.call.workflow is None else f".get_workflow({in_python(usage.call.workflow)})"
-        lines += [f"blocks = {usage.loader}(){chosen}"]
+        lines += [f"blocks = {usage.loader}()"]
         lines += [f"blocks.sub_blocks.pop({in_python(name)})" for name in usage.call.left_out]
         lines += [f"pipe = blocks.init_pipeline({place})", f"pipe.load_components({options})"]
     for name in usage.loras:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from configs.errors import CorruptError
-from models.weights.tensor_files import TensorFiles
-from storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
+from flowmill.configs.errors import CorruptError
+from flowmill.models.weights.tensor_files import TensorFiles
+from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,19 +35,15 @@ class FitCheckpoints:
     """Updates between two of them; 0: none are written."""
 
     def resume(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW) -> tuple[int, Curve]:
-        """Fill parameters and optimizer from the newest checkpoint; return its updates and curve, or 0 and none.
-
-        Raises:
-            CorruptError: it is damaged, or of other parameters.
-        """
+        """Fill parameters and optimizer from the newest checkpoint; return its updates and curve, or 0 and none."""
         for parameter in parameters.values():
             # As AdamW makes them at its first step.
             moments = {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
             optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
-        found = latest_checkpoint(self.store, self.ref)
-        if found is None:
+        checkpoint = latest_checkpoint(self.store, self.ref)
+        if checkpoint is None:
             return 0, []
-        update, folder = found
+        update, folder = checkpoint
         stored, own = TensorFiles([folder / _STATE]), _tensors(parameters, optimizer)
         if set(stored.shapes) != set(own):
             raise CorruptError(f"'{folder}' is the checkpoint of another fit. Remove it, and the fit starts again.")
@@ -69,7 +65,7 @@ class FitCheckpoints:
 
 def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return parameters and their moments by name, sharing memory with them."""
-    found = {f"weight/{name}": parameter.detach() for name, parameter in parameters.items()}
+    tensors = {f"weight/{name}": parameter.detach() for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
-        found |= {f"{kind}/{name}": each.reshape(-1) for kind, each in optimizer.state[parameter].items()}
-    return found
+        tensors |= {f"{kind}/{name}": each.reshape(-1) for kind, each in optimizer.state[parameter].items()}
+    return tensors

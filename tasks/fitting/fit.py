@@ -13,37 +13,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from configs.errors import ConfigError
-from configs.fingerprint import Json, fingerprint
-from configs.model import LoraSection
-from configs.registry import check_options, create, option_names, resolve
-from configs.reward_fit import FitConfig
-from configs.suggestions import did_you_mean
-from models.devices import chosen_device
-from models.maths.preferences import expected_preference
-from models.rewards import BACKBONES
-from models.rewards.backbones import add_adapters
-from models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES, may_be_chance
-from models.rewards.latents import layer_tensors
-from storage import layout
-from storage.artifacts.checkpoints import clear_checkpoints
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.fit_names import add_fit
-from storage.layout import ArtifactRef
-from tasks.export.copying import new_folder
-from tasks.fitting.checkpoints import FitCheckpoints
-from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
-from tasks.fitting.judgments import Judgment, Judgments, read_judgments
-from tasks.fitting.splits import check_leaks, check_sizes, held_out
-from tasks.fitting.training import Examples, JudgedInputs, scores_of, train_head
-from tasks.inputs.option_paths import held, places
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import Json, fingerprint
+from flowmill.configs.model import LoraSection
+from flowmill.configs.registry import check_options, create, option_names, resolve
+from flowmill.configs.reward_fit import FitConfig
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.devices import chosen_device
+from flowmill.models.maths.preferences import expected_preference
+from flowmill.models.rewards import BACKBONES
+from flowmill.models.rewards.backbones import add_adapters
+from flowmill.models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES, may_be_chance
+from flowmill.models.rewards.latents import layer_tensors
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checkpoints import clear_checkpoints
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.fit_names import add_fit
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.export.copying import new_folder
+from flowmill.tasks.fitting.checkpoints import FitCheckpoints
+from flowmill.tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
+from flowmill.tasks.fitting.judgments import Judgment, Judgments, read_judgments
+from flowmill.tasks.fitting.splits import check_leaks, check_sizes, held_out
+from flowmill.tasks.fitting.training import Examples, JudgedInputs, scores_of, train_head
+from flowmill.tasks.inputs.option_paths import content_of, places
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.rewards.backbones import RewardBackbone
+    from flowmill.models.rewards.backbones import RewardBackbone
 
-_STAGE, _VERSION, _SHARD = "reward_fit", 1, "model"
+#: Version 2: accuracies compare samples of one prompt, and their intervals are over prompts.
+_STAGE, _VERSION, _SHARD = "reward_fit", 2, "model"
 #: Settings that do not change the result, or count by their content.
 _ELSEWHERE = frozenset({"name", "data", "heldout", "store", "device", "checkpoint_every"})
 #: Media per call of a backbone.
@@ -58,38 +59,33 @@ class FittedModel:
     """The artifact."""
     folder: Path
     """Its files on this machine."""
-    about: dict[str, Any]
+    summary: dict[str, Any]
     """Its description."""
     new: bool
-    """Whether it was made now."""
+    """Whether it was fitted now."""
     named: str | None
     """The name that runs find it by, NAME@NUMBER, if it has one."""
 
     @property
     def may_be_chance(self) -> bool:
         """Whether runs refuse it: its accuracy on held-out judgments may be that of a coin."""
-        return may_be_chance(self.about["heldout"]["accuracy"])
+        return may_be_chance(self.summary["heldout"]["accuracy"])
 
 
 def fit_reward(config: FitConfig) -> FittedModel:
-    """Return the reward model that a config describes, fitted now if it is not in the store.
-
-    Raises:
-        ConfigError: judgments, backbone or settings cannot be used.
-        StoreError: the store cannot be used.
-    """
+    """Return the reward model that a config describes, fitted now if it is not in the store."""
     name, options = config.backbone.name, config.backbone.options
     if name not in BACKBONES:
         raise ConfigError(f"backbone '{name}' does not exist. {did_you_mean(name, BACKBONES)}")
     kind = resolve(BACKBONES, name, label="backbone")
     check_options(kind, name, options, label="backbone")
     store = ArtifactStore(config.store)
-    found = read_judgments(config.data, kind.judged, scale=config.scale, store=store)
-    apart = _split(config, found, kind.judged, store)
+    all_rows = read_judgments(config.data, kind.judged, scale=config.scale, store=store)
+    apart = _split(config, all_rows, kind.judged, store)
     settings = {**config.fingerprinted(_ELSEWHERE), "contents": _contents(config)}
     judgments: list[Json] = [
         [row.prompt, *row.items, row.value, row.rater, row.source, out]
-        for row, out in zip(found.rows, apart, strict=True)
+        for row, out in zip(all_rows.rows, apart, strict=True)
     ]
     work: dict[str, Json] = {"stage": _STAGE, "version": _VERSION, "options": settings, "judgments": judgments}
     ref = ArtifactRef("reward_models", fingerprint(work))
@@ -97,45 +93,45 @@ def fit_reward(config: FitConfig) -> FittedModel:
 
     def write(folder: Path) -> tuple[int, dict[str, Any]]:
         checkpoints = FitCheckpoints(store=store, ref=ref, every=config.checkpoint_every)
-        about = _write(folder, config, found, apart, checkpoints)
-        return len(found.rows), {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
+        description = _write(folder, config, all_rows, apart, checkpoints)
+        return len(all_rows.rows), {"accuracy": description["heldout"]["accuracy"]["mean"], **description["data"]}
 
     number = None if config.name is None else add_fit(store, config.name, ref)
-    inputs = tuple(sorted(map(str, found.inputs)))
+    inputs = tuple(sorted(map(str, all_rows.inputs)))
     store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=settings, inputs=inputs)
     clear_checkpoints(store, ref)
     if new:
         store.root.remove(layout.claim(ref))
     folder = store.folder(ref, store.shards(ref)[0])
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    description = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     named = None if number is None else f"{config.name}@{number}"
-    return FittedModel(ref=ref, folder=folder, about=about, new=new, named=named)
+    return FittedModel(ref=ref, folder=folder, summary=description, new=new, named=named)
 
 
-def _split(config: FitConfig, found: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:
+def _split(config: FitConfig, judgments: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:
     """Return, for each judgment, whether it is held out; those of ``heldout`` are added."""
     if not config.heldout:
-        return held_out(found.rows, config.share, config.seed, texts=judged == "texts")
+        return held_out(judgments.rows, config.share, config.seed, texts=judged == "texts")
     others = read_judgments(config.heldout, judged, scale=config.scale, store=store)
-    check_sizes(len(found.rows), len(others.rows), "Judge more.")
-    if found.rated != others.rated:
+    check_sizes(len(judgments.rows), len(others.rows), "Judge more.")
+    if judgments.rated != others.rated:
         raise ConfigError("heldout: its rows are ratings and those of data preferences, or the reverse. Use one kind.")
-    check_leaks(found.rows, others.rows, texts=judged == "texts")
-    apart = [False] * len(found.rows) + [True] * len(others.rows)
-    found.rows += others.rows
-    found.media |= others.media
-    found.inputs |= others.inputs
+    check_leaks(judgments.rows, others.rows, texts=judged == "texts")
+    apart = [False] * len(judgments.rows) + [True] * len(others.rows)
+    judgments.rows += others.rows
+    judgments.media |= others.media
+    judgments.inputs |= others.inputs
     return apart
 
 
 def _contents(config: FitConfig) -> dict[str, str]:
     """Return the digest of each folder that options of the backbone name."""
-    looked = {place.option: held(place, list) for place in places(config.backbone, BACKBONES, label="backbone")}
-    return {option: found.digest for option, found in looked.items() if found is not None}
+    looked = {place.option: content_of(place, list) for place in places(config.backbone, BACKBONES, label="backbone")}
+    return {option: content.digest for option, content in looked.items() if content is not None}
 
 
 def _write(
-    folder: Path, config: FitConfig, found: Judgments, apart: list[bool], checkpoints: FitCheckpoints
+    folder: Path, config: FitConfig, judgments: Judgments, apart: list[bool], checkpoints: FitCheckpoints
 ) -> dict[str, Any]:
     """Train, and write weights, description and card into a folder; return the description."""
     device = chosen_device(config.device, label="device")
@@ -143,35 +139,35 @@ def _write(
     if "device" in option_names(resolve(BACKBONES, name, label="backbone")):
         options["device"] = config.device
     backbone: RewardBackbone = create(BACKBONES, name, options, label="backbone")
-    pairs = list(dict.fromkeys((item, row.prompt) for row in found.rows for item in row.items))
+    pairs = list(dict.fromkeys((item, row.prompt) for row in judgments.rows for item in row.items))
     numbers = {pair: number for number, pair in enumerate(pairs)}
     adapters = {} if config.lora is None else add_adapters(backbone, name, config.lora, seed=config.seed)
-    samples = [(found.media[item], prompt) for item, prompt in pairs]
+    samples = [(judgments.media[item], prompt) for item, prompt in pairs]
     inputs = _inputs(backbone, samples, device, computed=bool(adapters))
 
     def examples(out: bool) -> Examples:
-        rows = [row for row, each in zip(found.rows, apart, strict=True) if each == out]
+        rows = [row for row, each in zip(judgments.rows, apart, strict=True) if each == out]
         items = torch.tensor([[numbers[item, row.prompt] for item in row.items] for row in rows])
         return Examples(items=items.to(device), values=torch.tensor([row.value for row in rows]).to(device))
 
-    heldout, rows = examples(True), [row for row, out in zip(found.rows, apart, strict=True) if out]
+    heldout, rows = examples(True), [row for row, out in zip(judgments.rows, apart, strict=True) if out]
     # Judgments that measure nothing are refused before any training.
     _figures(rows, heldout, None, torch.zeros(len(pairs), device=device), config.seed)
     fit = train_head(backbone, inputs, examples(False), heldout, config, adapters=adapters, checkpoints=checkpoints)
-    about = {
+    description = {
         "backbone": {"name": name, "options": {key: value for key, value in options.items() if key not in PLACES}},
-        "data": _counted(found, apart, backbone.judged),
+        "data": _counted(judgments, apart, backbone.judged),
         "ties": None if fit.log_tie is None else {"log_nu": fit.log_tie.item()},
         "heldout": _figures(rows, heldout, fit.log_tie, scores_of(fit.layers, inputs), config.seed),
         "curve": fit.curve,
-        **({} if config.lora is None else _about_adapters(config.lora, adapters, fit.layers)),
+        **({} if config.lora is None else _adapter_description(config.lora, adapters, fit.layers)),
     }
     save_file(layer_tensors(fit.layers), folder / HEAD)
     if adapters:
         save_file({each: tensor.detach().cpu() for each, tensor in adapters.items()}, folder / ADAPTERS)
-    (folder / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
-    (folder / "README.md").write_text(card(about), encoding="utf-8")
-    return about
+    (folder / ABOUT).write_text(json.dumps(description, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
+    (folder / "README.md").write_text(card(description), encoding="utf-8")
+    return description
 
 
 def _inputs(
@@ -179,7 +175,7 @@ def _inputs(
 ) -> JudgedInputs:
     """Return the inputs of media and their prompts: in memory, or computed in each call, for adapters that change."""
     media, prompts = map(list, zip(*pairs, strict=True))
-    known = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+    numbers = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
 
     def compute(rows: torch.Tensor) -> torch.Tensor:
         places = rows.tolist()
@@ -189,12 +185,12 @@ def _inputs(
     return JudgedInputs(
         of=of,
         computed=_STEP if computed else None,
-        prompts=torch.tensor([known[prompt] for prompt in prompts], device=device),
-        shares=backbone.shares(list(known)).to(device),
+        prompts=torch.tensor([numbers[prompt] for prompt in prompts], device=device),
+        shares=backbone.shares(list(numbers)).to(device),
     )
 
 
-def _about_adapters(lora: LoraSection, adapters: Mapping[str, nn.Parameter], head: nn.Module) -> dict[str, Any]:
+def _adapter_description(lora: LoraSection, adapters: Mapping[str, nn.Parameter], head: nn.Module) -> dict[str, Any]:
     """Return rank, scale and layers of adapters, and the numbers of trained parameters."""
     targets = lora.targets or sorted({name.partition(".lora_")[0] for name in adapters})
     sizes = {"adapters": adapters.values(), "head": head.parameters()}
@@ -212,30 +208,22 @@ def _figures(
     return figures_of_preferences(rows, difference.double().cpu().numpy(), expected.double().cpu().numpy())
 
 
-def _counted(found: Judgments, apart: list[bool], judged: str) -> dict[str, Any]:
+def _counted(judgments: Judgments, apart: list[bool], judged: str) -> dict[str, Any]:
     """Return the counts and sources of the judgments."""
     return {
-        "kind": "ratings" if found.rated else "preferences",
+        "kind": "ratings" if judgments.rated else "preferences",
         "judged": judged,
         "train": len(apart) - sum(apart),
         "heldout": sum(apart),
-        "prompts": len({row.prompt for row in found.rows}),
-        "media": len(found.media),
-        "sources": dict(sorted(Counter(row.source for row in found.rows).items())),
+        "prompts": len({row.prompt for row in judgments.rows}),
+        "media": len(judgments.media),
+        "sources": dict(sorted(Counter(row.source for row in judgments.rows).items())),
     }
 
 
-def copy_model(made: FittedModel, to: Path) -> None:
-    """Copy a reward model into a folder, in place of an earlier copy there.
-
-    Raises:
-        ConfigError: the folder has other files, or cannot be written.
-    """
-    names = [file.name for file in made.folder.iterdir()]
-    if to.is_dir() and {file.name for file in to.iterdir()} <= set(names):
-        # Removed first: after a crash in between, the copy is missing, and not a mixture.
-        for file in to.iterdir():
-            file.unlink()
-    with new_folder(to) as folder:
+def copy_model(model: FittedModel, to: Path) -> None:
+    """Copy a reward model into a folder, in place of an earlier copy there."""
+    names = [file.name for file in model.folder.iterdir()]
+    with new_folder(to, over=names) as folder:
         for name in names:
-            shutil.copyfile(made.folder / name, folder / name)
+            shutil.copyfile(model.folder / name, folder / name)

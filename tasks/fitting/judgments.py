@@ -1,4 +1,4 @@
-"""Judgments of people, read from files and from preferences in a store, with the media that they are about."""
+"""Judgments of people, read from files and from preferences in a store, with the media that they judge."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
-from PIL import Image
 
-from configs.errors import ConfigError, DataError
-from configs.reward_fit import JudgmentRows
-from models.image_files import open_picture
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.data_rows import read_given
-from tasks.inputs.data_sources import source_rows
-from tasks.inputs.given_file import GivenFile
-from tasks.inputs.prompt_rows import size_of, too_large
+from flowmill.configs.errors import ConfigError, DataError, listed
+from flowmill.configs.reward_fit import JudgmentRows
+from flowmill.models.image_files import open_picture, size_of
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.data_file import DataFile
+from flowmill.tasks.inputs.data_rows import read_data_rows, rows_of
+from flowmill.tasks.inputs.prompt_rows import too_large
+from flowmill.tasks.inputs.shapes import recognized
 
 if TYPE_CHECKING:
-    from models.rewards.backbones import Judged
+    from flowmill.models.rewards.backbones import Judged
 
 #: Kind of artifacts with judgments.
 _KIND = "preferences"
-#: Problems of rows that one message lists.
-_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +84,9 @@ class Judgments:
         elif len(items) == 2 and None not in items and items[0] == items[1]:
             self.problems.append(f"{where}: both sides are equal, so neither can be preferred")
         elif None not in items:
-            known, rater = tuple(map(str, items)), str(row.get("rater") or "")
-            about = {"prompt": prompt, "rater": rater, "source": source, "where": where}
-            self.rows.append(Judgment(items=known, value=value, **about))
+            names, rater = tuple(map(str, items)), str(row.get("rater") or "")
+            fields = {"prompt": prompt, "rater": rater, "source": source, "where": where}
+            self.rows.append(Judgment(items=names, value=value, **fields))
 
 
 def read_judgments(
@@ -99,94 +96,87 @@ def read_judgments(
 
     Args:
         sources: sources of rows, or ``preferences/ID``.
-        judged: media that they are about.
+        judged: media that they judge.
         scale: lowest and highest rating.
         store: the store of the artifacts.
-
-    Raises:
-        ConfigError: a source cannot be read, or rows cannot be used; it names the first of them.
-        NotCommittedError: an artifact is not complete.
     """
-    found = Judgments()
+    judgments = Judgments()
     for source in sources:
         if source.startswith(f"{_KIND}/") and not Path(source).exists():
-            _read_artifact(found, source, judged, store)
+            _read_artifact(judgments, source, judged, store)
         else:
-            _read_rows(found, source, judged, scale)
-    if len({len(row.items) for row in found.rows}) > 1:
+            _read_rows(judgments, source, judged, scale)
+    if len({len(row.items) for row in judgments.rows}) > 1:
         raise ConfigError("data: some rows are preferences and others are ratings. Fit one reward on each.")
-    if found.problems:
-        more = len(found.problems) - _LISTED
-        lines = [*found.problems[:_LISTED], *([f"and {more} more"] if more > 0 else [])]
-        raise ConfigError(
-            f"{len(found.problems)} rows cannot be used:\n  " + "\n  ".join(lines) + "\nCorrect or remove them."
-        )
-    return found
+    if judgments.problems:
+        raise ConfigError(f"{listed(judgments.problems)}\nCorrect or remove them.")
+    return judgments
 
 
-def _read_rows(found: Judgments, source: str, judged: Judged, scale: tuple[float, float]) -> None:
+def _read_rows(judgments: Judgments, source: str, judged: Judged, scale: tuple[float, float]) -> None:
     if judged == "latents":
         raise ConfigError(f"data: '{source}' has rows, but latents are only in a store. Name preferences/ID of one.")
     try:
-        given = read_given(_section(source, judged, scale))
+        data = read_data_rows(_section(source, judged, scale), texts=judged == "texts")
     except DataError as error:
         raise ConfigError(f"data: {_own(str(error))}") from None
-    found.problems += [_own(reason) for _, reason in given.refused]
-    known: dict[str, str | None] = {}
-    for row in given.rows:
+    judgments.problems += [_own(reason) for _, reason in data.refused]
+    contents: dict[str, str | None] = {}
+    for row in data.rows:
         for sample in row.samples:
-            if sample.key not in known:
-                known[sample.key] = _content(found, sample, judged)
-        items, (value, *_) = [known[sample.key] for sample in row.samples], row.ratings
+            if sample.key not in contents:
+                contents[sample.key] = _content(judgments, sample, judged)
+        items, (value, *_) = [contents[sample.key] for sample in row.samples], row.ratings
         assert value is not None
-        found.add({"prompt": row.text, **row.metadata}, items, value, Path(source).name, _own(row.place))
+        judgments.add({"prompt": row.text, **row.metadata}, items, value, Path(source).name, _own(row.place))
 
 
 def _section(source: str, judged: Judged, scale: tuple[float, float]) -> JudgmentRows:
-    """Return the section of a source: of preferences, if its first readable row has a column 'chosen'."""
-    rated = {"train": source, "sample": judged.removesuffix("s"), "rating": "rating", "scale": scale}
-    rows = (row for _, _, row in source_rows(JudgmentRows.model_validate(rated)))
-    if "chosen" in next((row for row in rows if isinstance(row, Mapping)), {}):
-        return JudgmentRows(train=source, chosen="chosen", rejected="rejected")
-    return JudgmentRows.model_validate(rated)
+    """Return the section of a source: its columns are those of the shape of its first readable row."""
+    section = {"train": source, "scale": scale}
+    rated = {"sample": judged.removesuffix("s"), "rating": "rating"}
+    rows = (row for _, row in rows_of(JudgmentRows.model_validate(section | rated)))
+    first = next((row for row in rows if isinstance(row, Mapping)), {})
+    shape = recognized(first, {}, texts=judged == "texts", rated=True, pictured=False)
+    return JudgmentRows.model_validate(section | (rated if shape is None else {"columns": shape[1]}))
 
 
 def _own(message: str) -> str:
-    """Return a message about the rows of a run as one about those of a fit."""
+    """Return a message about the rows of a run as one on those of a fit."""
     return message.removeprefix(f"{JudgmentRows.setting}: ")
 
 
-def _content(found: Judgments, sample: GivenFile, judged: Judged) -> str | None:
+def _content(judgments: Judgments, sample: DataFile, judged: Judged) -> str | None:
     try:
         if judged == "texts":
-            if sample.text is None:
+            if sample.text is None or sample.is_chat:
                 raise ValueError("it is no text")
-            return found.hold(sample.text)
+            return judgments.hold(sample.text)
         data = sample.read()
-        if large := too_large(*size_of(data)):
+        if large := too_large(*size_of(io.BytesIO(data))):
             raise ValueError(f"it {large}. Scale it down")
-        return found.hold(open_picture(io.BytesIO(data)))
+        return judgments.hold(open_picture(io.BytesIO(data)))
     except DataError as error:
-        found.problems.append(_own(str(error)))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        found.problems.append(f"{_own(sample.name)} cannot be read: {error}")
+        judgments.problems.append(_own(str(error)))
+    except (OSError, ValueError) as error:
+        judgments.problems.append(f"{_own(sample.name)} cannot be read: {error}")
     return None
 
 
-def _read_artifact(found: Judgments, source: str, judged: Judged, store: ArtifactStore) -> None:
+def _read_artifact(judgments: Judgments, source: str, judged: Judged, store: ArtifactStore) -> None:
     try:
         ref = ArtifactRef.parse(source)
         store.require(ref)
         rows = read_rows(store, ref).to_pylist()
-        wanted = [(row[f"{side}_artifact"], row[f"{side}_sample"]) for row in rows for side in ("first", "second")]
-        samples = {name: ArtifactRef.parse(name) for name in dict.fromkeys(name for name, _ in wanted)}
+        pairs = [(row[f"{side}_artifact"], row[f"{side}_sample"]) for row in rows for side in ("first", "second")]
+        samples = {name: ArtifactRef.parse(name) for name in dict.fromkeys(name for name, _ in pairs)}
     except ValueError as error:
         raise ConfigError(f"data: '{source}': {error}.") from None
-    found.inputs |= {ref, *samples.values()}
+    judgments.inputs |= {ref, *samples.values()}
     media = {
-        (name, sample): found.hold(content)
-        for name, held in samples.items()
-        for sample, content in _samples(store, held, {sample for other, sample in wanted if other == name}, judged)
+        (name, sample): judgments.hold(content)
+        for name, artifact in samples.items()
+        for sample, content in _samples(store, artifact, {sample for other, sample in pairs if other == name}, judged)
     }
     for number, row in enumerate(rows, 1):
         where = f"{source}, row {number}"
@@ -194,18 +184,13 @@ def _read_artifact(found: Judgments, source: str, judged: Judged, store: Artifac
         lost = next((f"{name} has no sample '{sample}'" for name, sample in keys if (name, sample) not in media), None)
         wrong = lost or (None if row["preferred"] in (0, 0.5, 1) else f"preferred is {row['preferred']}, not 0, 0.5, 1")
         if wrong:
-            found.problems.append(f"{where}: {wrong}")
+            judgments.problems.append(f"{where}: {wrong}")
         else:
-            found.add(row, [media[key] for key in keys], row["preferred"], source, where)
+            judgments.add(row, [media[key] for key in keys], row["preferred"], source, where)
 
 
-def _samples(store: ArtifactStore, ref: ArtifactRef, wanted: set[str], judged: Judged) -> Iterator[tuple[str, Any]]:
-    """Yield the content of some samples of an artifact.
-
-    Raises:
-        ConfigError: they are of another kind than the judged media.
-        CorruptError: they cannot be read.
-    """
+def _samples(store: ArtifactStore, ref: ArtifactRef, selected: set[str], judged: Judged) -> Iterator[tuple[str, Any]]:
+    """Yield the content of some samples of an artifact."""
     store.require(ref)
     for record in store.shards(ref):
         # By the files: a manifest in a store may name code.
@@ -213,7 +198,7 @@ def _samples(store: ArtifactStore, ref: ArtifactRef, wanted: set[str], judged: J
         form = "webdataset" if any(name.endswith(".tar") for name in names) else "parquet"
         shard = open_trajectory_store(form).open(store.files(ref, record))
         for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
-            if sample in wanted:
+            if sample in selected:
                 content: Any = shard.final_latents(row) if judged == "latents" else shard.text(row)
                 if judged == "images" and content is None:
                     content = shard.media(row)

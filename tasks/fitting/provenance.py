@@ -1,4 +1,4 @@
-"""The data behind a trained policy, for cards and reports: given samples, held-out rows, and fitted rewards."""
+"""The data behind a trained policy, for cards and reports: samples of data, held-out rows, and fitted rewards."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.components import reward_sections
-from configs.errors import ConfigError
-from configs.escaping import in_code, in_markdown
-from configs.rewards import RewardSection
-from storage.artifacts.commit import ArtifactStore
-from storage.backends.checksums import hash_file
-from storage.layout import ArtifactRef
-from tasks.fitting.figures import accuracy_text
-from tasks.metrics.view import RunView
-from tasks.runs.context import RunContext
-from tasks.specs.graph import HELD_OUT
+from flowmill.configs.components import reward_sections
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.escaping import in_code, in_markdown
+from flowmill.configs.rewards import RewardSection
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.backends.checksums import hash_file
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.fitting.figures import accuracy_text
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import HELD_OUT
 
 _MODELS = "reward_models"
 
@@ -28,61 +28,61 @@ def fitted_rewards(context: RunContext) -> Iterator[tuple[RewardSection, Path, d
         if section.name != "fitted":
             continue
         # It imports torch, and reports of other runs need none.
-        from models.rewards.fitted import ABOUT
+        from flowmill.models.rewards.fitted import ABOUT
 
         try:
-            found = context.contents.fits.located(section)
+            fitted = context.contents.fits.located(section)
         except ConfigError:
             continue
-        file = Path(str(found.options.get("path", ""))) / ABOUT
-        about = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        file = Path(str(fitted.options.get("path", ""))) / ABOUT
+        description = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         # One that no fit wrote has weights and a backbone alone.
-        if "heldout" in about:
-            yield section, file, about
+        if "heldout" in description:
+            yield section, file, description
 
 
-def backbone_text(about: Mapping[str, Any]) -> str:
+def backbone_text(description: Mapping[str, Any]) -> str:
     """Return the backbone of a fitted reward, with the rank of its adapters if it has some."""
-    name = str(about["backbone"]["name"])
-    return f"{name}, LoRA of rank {about['lora']['rank']}" if "lora" in about else name
+    name = str(description["backbone"]["name"])
+    return f"{name}, LoRA of rank {description['lora']['rank']}" if "lora" in description else name
 
 
 def data_section(context: RunContext, epoch: int) -> str:
     """Return the section of a card on the data of a policy after an epoch, in Markdown; empty without such data."""
-    lines = [*_given(context, epoch), *(_fitted(context, *each) for each in fitted_rewards(context))]
+    lines = [*_data_lines(context, epoch), *(_fitted(context, *each) for each in fitted_rewards(context))]
     return "\n".join(["## Data", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 
-def _given(context: RunContext, epoch: int) -> Iterator[str]:
-    chain, found = context.chain, RunView(context).given()
-    if found is None:
+def _data_lines(context: RunContext, epoch: int) -> Iterator[str]:
+    chain, data = context.chain, RunView(context).ingested()
+    if data is None:
         return
     named = in_code(chain.require(*chain.plan.samples_of(0)).artifact)
     yield (
-        f"Given samples: {in_markdown(str(found))}, {found.samples} samples of {found.prompts} prompts "
-        f"({in_markdown(found.license_text)}), {named}"
+        f"Given samples: {in_markdown(str(data))}, {data.samples} samples of {data.prompts} prompts "
+        f"({in_markdown(data.license_text)}), {named}"
     )
     if chain.plan.has_losses:
         apart = chain.require(0, "ingest", HELD_OUT).ref
-        made = {each: chain.find(each, "validate") for each in (0, epoch)}
-        loss = [f"{context.store.require(entry.ref).summary['loss']:.4g}" for entry in made.values() if entry]
+        validations = {each: chain.find(each, "validate") for each in (0, epoch)}
+        loss = [f"{context.store.require(entry.ref).summary['loss']:.4g}" for entry in validations.values() if entry]
         yield (
             f"Held-out rows: {context.store.require(apart).summary['samples']} samples, {in_code(str(apart))}, loss "
             f"{' -> '.join(loss) or 'not computed'}"
         )
 
 
-def _fitted(context: RunContext, section: RewardSection, file: Path, about: Mapping[str, Any]) -> str:
-    data, raters, ref = about["data"], about["heldout"]["raters"].values(), _artifact(context.store, file)
-    figure = "error" if "error" in about["heldout"] else "agreement"
+def _fitted(context: RunContext, section: RewardSection, file: Path, description: Mapping[str, Any]) -> str:
+    data, raters, ref = description["data"], description["heldout"]["raters"].values(), _artifact(context.store, file)
+    figure = "error" if "error" in description["heldout"] else "agreement"
     # Names of people are for the card of the reward alone.
     people = [f"{figure} {each[figure]:.3f} in {each['judgments']}" for each in raters]
-    made = [] if ref is None else [str(ref), *context.store.require(ref).inputs]
-    named = "".join(f"{link}{in_code(each)}" for link, each in zip(("; ", *[" from "] * len(made)), made, strict=False))
+    refs = [] if ref is None else [str(ref), *context.store.require(ref).inputs]
+    named = "".join(f"{link}{in_code(each)}" for link, each in zip(("; ", *[" from "] * len(refs)), refs, strict=False))
     sources = [f"{name} {count}" for name, count in data["sources"].items()]
     text = (
-        f"{backbone_text(about)}, fitted on {data['train']} {data['kind']} of {data['prompts']} prompts "
-        f"({data['media']} {data['judged']}); {accuracy_text(about)}; {len(people)} raters, held-out "
+        f"{backbone_text(description)}, fitted on {data['train']} {data['kind']} of {data['prompts']} prompts "
+        f"({data['media']} {data['judged']}); {accuracy_text(description)}; {len(people)} raters, held-out "
         f"{', '.join(people)}; judgments: {', '.join(sources)}"
     )
     # The description may be written by another user.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from configs.errors import ConfigError
-from configs.fingerprint import hash_text
-from tasks.algorithms.resampling import FEWEST
-from tasks.fitting.judgments import Judgment
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import hash_text
+from flowmill.tasks.fitting.judgments import Judgment
+
+#: Judgments that each side needs at least.
+LEAST = 20
 
 
 def held_out(rows: Sequence[Judgment], share: float, seed: int, *, texts: bool = False) -> list[bool]:
@@ -21,47 +23,40 @@ def held_out(rows: Sequence[Judgment], share: float, seed: int, *, texts: bool =
         rows: the judgments.
         share: share of judgments to hold out, at most.
         seed: seed of the choice.
-        texts: whether they are about texts.
-
-    Raises:
-        ConfigError: a side would have too few judgments.
+        texts: whether they judge texts.
     """
-    found, largest = _apart(rows, share, seed, _keys)
-    if texts and min(sum(found), len(rows) - sum(found)) < FEWEST:
-        found, largest = _apart(rows, share, seed, _prompt)
+    chosen, largest = _apart(rows, share, seed, _keys)
+    if texts and min(sum(chosen), len(rows) - sum(chosen)) < LEAST:
+        chosen, largest = _apart(rows, share, seed, prompt_or_items)
     check_sizes(
-        len(rows) - sum(found),
-        sum(found),
+        len(rows) - sum(chosen),
+        sum(chosen),
         f"Judge more prompts, or raise 'share'; the largest set of judgments with common prompts or media has "
         f"{largest} of {len(rows)}.",
     )
-    return found
+    return chosen
 
 
 def _apart(
     rows: Sequence[Judgment], share: float, seed: int, keys: Callable[[Judgment], list[str]]
 ) -> tuple[list[bool], int]:
     """Return whether each judgment is held out, and the size of the largest group that shares keys."""
-    groups = _connected(rows, keys)
+    groups = connected(rows, keys)
     names = [min(hash_text(f"{seed}:{key}") for row in group for key in keys(rows[row])) for group in groups]
-    found, left = [False] * len(rows), round(share * len(rows))
+    chosen, left = [False] * len(rows), round(share * len(rows))
     for _, group in sorted(zip(names, groups, strict=True)):
         if len(group) <= left:
             left -= len(group)
             for row in group:
-                found[row] = True
-    return found, max(map(len, groups), default=0)
+                chosen[row] = True
+    return chosen, max(map(len, groups), default=0)
 
 
 def check_sizes(train: int, heldout: int, remedy: str) -> None:
-    """Check that both sides have enough judgments.
-
-    Raises:
-        ConfigError: one has fewer than ``FEWEST``.
-    """
-    if min(train, heldout) < FEWEST:
+    """Check that both sides have enough judgments."""
+    if min(train, heldout) < LEAST:
         raise ConfigError(
-            f"data: there are {train} judgments to train on and {heldout} to measure on; each side needs {FEWEST}, as "
+            f"data: there are {train} judgments to train on and {heldout} to measure on; each side needs {LEAST}, as "
             f"fewer say nothing about other prompts. {remedy}"
         )
 
@@ -70,11 +65,8 @@ def check_leaks(train: Sequence[Judgment], heldout: Sequence[Judgment], *, texts
     """Check that no prompt, image or text of held-out judgments is among those to train on.
 
     Texts with a prompt may occur again with another one: short answers do.
-
-    Raises:
-        ConfigError: one is; the message names both rows.
     """
-    keys = _prompt if texts else _keys
+    keys = prompt_or_items if texts else _keys
     seen = {key: row for row in train for key in keys(row)}
     for row in heldout:
         for key in keys(row):
@@ -90,11 +82,12 @@ def _keys(row: Judgment) -> list[str]:
     return [*([f"prompt {row.prompt}"] if row.prompt else []), *row.items]
 
 
-def _prompt(row: Judgment) -> list[str]:
+def prompt_or_items(row: Judgment) -> list[str]:
+    """Return what binds a judgment to others: its prompt, or its images or texts if it has none."""
     return _keys(row)[:1] if row.prompt else _keys(row)
 
 
-def _connected(rows: Sequence[Judgment], keys: Callable[[Judgment], list[str]]) -> list[list[int]]:
+def connected(rows: Sequence[Judgment], keys: Callable[[Judgment], list[str]]) -> list[list[int]]:
     """Return the rows in groups that share no prompt, image or text."""
     parents: dict[str, str] = {}
 

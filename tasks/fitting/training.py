@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from configs.errors import RewardError
-from models.maths.preferences import bradley_terry, davidson
-from tasks.fitting.checkpoints import Curve, FitCheckpoints
+from flowmill.configs.errors import RewardError
+from flowmill.models.maths.preferences import bradley_terry, davidson
+from flowmill.tasks.fitting.checkpoints import Curve, FitCheckpoints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from configs.reward_fit import FitConfig
-    from models.rewards.backbones import RewardBackbone
+    from flowmill.configs.reward_fit import FitConfig
+    from flowmill.models.rewards.backbones import RewardBackbone
 
 #: Points of the curve, and media per call, of inputs in memory.
 _PASSES, _POINTS, _CHUNK = 10, 20, 256
@@ -43,8 +43,8 @@ class JudgedInputs:
 
     def scores(self, layers: nn.Sequential, rows: Tensor) -> Tensor:
         """Return the scores of some rows of the media."""
-        found: Tensor = layers(self.of(rows)) * self.shares[self.prompts[rows]]
-        return found.sum(1)
+        scores: Tensor = layers(self.of(rows)) * self.shares[self.prompts[rows]]
+        return scores.sum(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +100,6 @@ def train_head(
         config: optimizer, ties and seed.
         adapters: trained parameters of the backbone, by name.
         checkpoints: those of this fit.
-
-    Raises:
-        RewardError: the loss is not finite.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(config.seed)
@@ -142,7 +139,7 @@ def train_head(
 
 
 def _losses(rows: Examples, scores: Tensor, *, mean: Tensor, deviation: Tensor, tie: Tensor | None) -> Tensor:
-    """Return (R,) losses of judgments, given the scores of their media; mean and deviation are those of ratings."""
+    """Return (R,) losses of judgments from the scores of their media; mean and deviation are those of ratings."""
     if rows.rated:
         return (scores[rows.items[:, 0]] - (rows.values - mean) / deviation) ** 2
     difference = rows.difference(scores)

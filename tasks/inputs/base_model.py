@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import yaml
 
-from configs.model import ModelSection
-from storage.backends.checksums import hash_file
+from flowmill.configs.model import ModelSection
+from flowmill.storage.backends.checksums import hash_file
 
 #: License files a folder may hold, copied into exports.
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*")
@@ -52,7 +52,7 @@ def describe_base(section: ModelSection, identity: Mapping[str, Any], folder: Pa
 
     Args:
         section: the config section of the model.
-        identity: result of ``tasks.inputs.weight_sources.model_identity``; not used for a built model.
+        identity: result of ``flowmill.tasks.inputs.weight_sources.model_identity``; not used for a built model.
         folder: the folder with its files.
     """
     if section.build is not None:
@@ -97,9 +97,9 @@ def front_matter(card: Path) -> Mapping[str, Any]:
     """Return the YAML front matter of a model card; empty if the card has none or it cannot be parsed."""
     if not card.is_file():
         return {}
-    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    match = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:
-        data = yaml.safe_load(found[1]) if found else None
+        data = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:
         return {}
     return data if isinstance(data, dict) else {}

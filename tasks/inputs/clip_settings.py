@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from configs.components import reward_sections
-from configs.errors import ConfigError
-from configs.registry import option_names, resolve
-from configs.schema import RunConfig
-from models.policies import FRAME_RATE, POLICIES, VIDEO
+from flowmill.configs.components import reward_sections
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import option_names, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import FRAME_RATE, POLICIES, VIDEO
 
 
 def check_clips(config: RunConfig) -> None:
-    """Check frames, their rate, how clips are stored, and which frames rewards look at.
-
-    Raises:
-        ConfigError: the family makes no clips, or none with these settings.
-    """
+    """Check frames, their rate, how clips are stored, and which frames rewards look at."""
     family, frames, media = config.model.policy, config.model.frames, config.rollout.media.format
     clips = family in VIDEO
     if not clips and frames != 1:

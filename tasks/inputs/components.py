@@ -6,29 +6,29 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from configs.algorithm_defaults import AlgorithmNeeds
-from configs.registry import chosen, create, resolve
-from configs.schema import RunConfig
-from configs.tokens import TokensSection
-from models.maths import KERNELS, PLANS, SOLVERS
-from models.policies import EMBEDDED_GUIDANCE
-from models.policies.attention import attention_identity
-from models.weights.lora_files import adapter_files
-from storage.trajectories import TRAJECTORY_STORES
-from tasks.algorithms import algorithms_of
-from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.prompts import uses_guidance
+from flowmill.configs.algorithm_defaults import AlgorithmNeeds
+from flowmill.configs.registry import chosen, create, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.maths import KERNELS, PLANS, SOLVERS
+from flowmill.models.policies import EMBEDDED_GUIDANCE
+from flowmill.models.policies.attention import attention_identity
+from flowmill.models.weights.lora_files import adapter_files
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.tasks.algorithms import algorithms_of
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.inputs.prompts import uses_guidance
 
 if TYPE_CHECKING:
-    from models.maths.schedules import Plan
-    from models.maths.solvers import Solver
-    from models.maths.transitions import Kernel
-    from models.policies.base import Policy
-    from models.weights.lora import LoraSpec
-    from models.weights.lora_start import StartAdapter
-    from storage.trajectories.base import TrajectoryStore
-    from storage.trajectories.media import MediaFormat
-    from tasks.algorithms.base import Algorithm
+    from flowmill.models.maths.schedules import Plan
+    from flowmill.models.maths.solvers import Solver
+    from flowmill.models.maths.transitions import Kernel
+    from flowmill.models.policies.base import Policy
+    from flowmill.models.weights.lora import LoraSpec
+    from flowmill.models.weights.lora_start import StartAdapter
+    from flowmill.storage.trajectories.base import TrajectoryStore
+    from flowmill.storage.trajectories.media import MediaFormat
+    from flowmill.tasks.algorithms.base import Algorithm
 
 
 def tokens_of(config: RunConfig) -> TokensSection:
@@ -37,11 +37,7 @@ def tokens_of(config: RunConfig) -> TokensSection:
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
-    """Return the training objective.
-
-    Raises:
-        ConfigError: there is no algorithm of this name, or an option cannot work.
-    """
+    """Return the training objective."""
     return chosen(algorithms_of(kind_name(config)), config.optimize.algorithm, label="optimize.algorithm")  # type: ignore[no-any-return]
 
 
@@ -49,25 +45,18 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
     """Return the requirements of the algorithm that determine the stages and their inputs.
 
     A config read from a run's record already holds them, so the algorithm is not imported.
-
-    Raises:
-        ConfigError: there is no algorithm of this name, or an option cannot work.
     """
-    known = config.known_needs
-    if known is not None:
-        return known
+    needs = config.known_needs
+    if needs is not None:
+        return needs
     requires = make_algorithm(config).requires
     ends = ":" in config.optimize.algorithm.name or requires.ends
     return AlgorithmNeeds(requires.old_means, requires.gradients, requires.rewards, ends)
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
-    """Return the LoRA adapters to train: those of ``model.lora.start``, or new ones on the targets of config or family.
-
-    Raises:
-        ConfigError: the start adapters cannot be read, or differ from the config.
-    """
-    from models.weights.lora import LoraSpec
+    """Return the LoRA adapters to train: of ``model.lora.start``, or new on the targets of config or family."""
+    from flowmill.models.weights.lora import LoraSpec
 
     lora = config.model.lora
     if lora is None:
@@ -91,39 +80,27 @@ def _of_start(
     targets: tuple[str, ...] | None,
 ) -> LoraSpec:
     """Return the spec of start adapters; ``files`` (name, mtime, size) are part of the cache key."""
-    found: StartAdapter = family.read_adapter(start)
-    return found.spec(rank=rank, alpha=alpha, targets=targets)
+    adapter: StartAdapter = family.read_adapter(start)
+    return adapter.spec(rank=rank, alpha=alpha, targets=targets)
 
 
 def make_kernel(config: RunConfig) -> Kernel:
-    """Return the stochastic step of rollouts.
-
-    Raises:
-        ConfigError: there is none of this name, or an option cannot work.
-    """
+    """Return the stochastic step of rollouts."""
     return chosen(KERNELS, config.rollout.sampler, label="rollout.sampler")  # type: ignore[no-any-return]
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Return the plan that draws which steps are stochastic and stored.
-
-    Raises:
-        ConfigError: there is none of this name, or an option cannot work.
-    """
+    """Return the plan that draws which steps are stochastic and stored."""
     return chosen(PLANS, config.rollout.plan, label="rollout.plan")  # type: ignore[no-any-return]
 
 
 def make_solver(name: str, where: str) -> Solver:
-    """Return a deterministic solver; ``where`` is the setting that names it.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """Return a deterministic solver; ``where`` is the setting that names it."""
     return create(SOLVERS, name, {}, label=where)  # type: ignore[no-any-return]
 
 
 def call_options(config: RunConfig) -> dict[str, Any]:
-    """Return the call options that change the samples of a given policy, and no others.
+    """Return the call options that change the samples of a policy, and no others.
 
     Guidance counts wherever it enters: as an input of the model at any scale, as a second forward pass at scales above
     1 (it is off otherwise). Attention counts where it is approximate. Compilation and devices only change rounding.
@@ -160,16 +137,12 @@ def sampling_sizes(config: RunConfig) -> dict[str, int | None]:
 
 def media_format(config: RunConfig) -> MediaFormat:
     """Return the format in which a run stores images and clips."""
-    from storage.trajectories.media import MediaFormat
+    from flowmill.storage.trajectories.media import MediaFormat
 
     media = config.rollout.media
     return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
 
 
 def open_trajectory_store(name: str) -> TrajectoryStore:
-    """Return a trajectory store by name.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """Return a trajectory store by name."""
     return resolve(TRAJECTORY_STORES, name, label="rollout.store")()  # type: ignore[no-any-return]

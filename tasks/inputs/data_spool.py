@@ -1,4 +1,4 @@
-"""The rows of given data in a temporary database, so that memory does not grow with their number.
+"""The rows of data in a temporary database, so that memory does not grow with their number.
 
 The file has no name, lies where ``TMPDIR`` says, and is gone with the process.
 """
@@ -42,8 +42,8 @@ class Spool:
         note = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
         if self._file.execute(note, (key, self._counts["rows"] + 1)).rowcount:
             return None
-        found = "SELECT item FROM rows JOIN seen USING (number) WHERE digest = ?"
-        return json.loads(self._file.execute(found, (key,)).fetchone()[0])
+        query = "SELECT item FROM rows JOIN seen USING (number) WHERE digest = ?"
+        return json.loads(self._file.execute(query, (key,)).fetchone()[0])
 
     def add(self, table: Table, item: str) -> int:
         """Append JSON to a list; return the number of its items."""
@@ -51,17 +51,17 @@ class Spool:
         self._file.execute(f"INSERT INTO {table} VALUES (?, ?)", (self._counts[table], item))
         return self._counts[table]
 
-    def items(self, table: Table, made: Callable[[Any], _Item]) -> Spooled[_Item]:
-        """Return a list, of which ``made`` makes each item when it is asked for."""
-        return Spooled(self._file, table, self._counts[table], made)
+    def items(self, table: Table, create: Callable[[Any], _Item]) -> Spooled[_Item]:
+        """Return a list, of which ``create`` makes each item on access."""
+        return Spooled(self._file, table, self._counts[table], create)
 
 
 class Spooled(Sequence[_Item]):
     """A list in a database."""
 
-    def __init__(self, file: sqlite3.Connection, table: Table, count: int, made: Callable[[Any], _Item]) -> None:
+    def __init__(self, file: sqlite3.Connection, table: Table, count: int, create: Callable[[Any], _Item]) -> None:
         """Bind to a table of so many items."""
-        self._file, self._table, self._count, self._made = file, table, count, made
+        self._file, self._table, self._count, self._create = file, table, count, create
 
     def __len__(self) -> int:
         return self._count
@@ -87,4 +87,4 @@ class Spooled(Sequence[_Item]):
         # Numbers begin at 1.
         query = f"SELECT item FROM {self._table} WHERE number > ? AND number <= ? ORDER BY number"
         for (item,) in self._file.execute(query, (start, stop)):
-            yield self._made(json.loads(item))
+            yield self._create(json.loads(item))

@@ -1,4 +1,4 @@
-"""Fits of a store that options of rewards name (``configs.path_types.FitPlace``)."""
+"""Fits of a store that options of rewards name (``flowmill.configs.path_types.FitPlace``)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from configs.components import reward_sections
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig, StoreSection
-from configs.suggestions import did_you_mean
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.fit_names import fits_of, is_lost, list_fits
-from storage.backends import may_exist
-from storage.layout import ArtifactRef
-from storage.names import part
-from tasks.inputs.option_paths import Held, reward_places
+from flowmill.configs.components import reward_sections
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig, StoreSection
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.fit_names import fits_of, is_lost, list_fits
+from flowmill.storage.backends import may_exist
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.names import part
+from flowmill.tasks.inputs.option_paths import PathContent, reward_places
 
 _REMEDY = "Fit it first, in the same store: 'flowmill reward fit'."
 
@@ -26,41 +26,37 @@ class Fits:
 
     def __init__(self, store: ArtifactStore | StoreSection) -> None:
         """Bind to a store, which is opened when a fit is looked up."""
-        self._given = store
-        self._known: dict[str, ArtifactRef] = {}
+        self._source = store
+        self._cached: dict[str, ArtifactRef] = {}
         self._folders: dict[ArtifactRef, str] = {}
 
     @cached_property
     def _store(self) -> ArtifactStore:
-        return self._given if isinstance(self._given, ArtifactStore) else ArtifactStore(self._given)
+        return self._source if isinstance(self._source, ArtifactStore) else ArtifactStore(self._source)
 
     def artifact(self, named: str) -> ArtifactRef:
-        """Return the newest finished fit of NAME, or fit N of NAME@N.
+        """Return the newest finished fit of NAME, or fit N of NAME@N."""
+        if named not in self._cached:
+            self._cached[named] = self._newest(named)
+        return self._cached[named]
 
-        Raises:
-            ConfigError: there is none.
-        """
-        if named not in self._known:
-            self._known[named] = self._found(named)
-        return self._known[named]
-
-    def _found(self, named: str) -> ArtifactRef:
-        (name, at, number), root = named.partition("@"), self._given.root
+    def _newest(self, named: str) -> ArtifactRef:
+        (name, at, number), root = named.partition("@"), self._source.root
         where = f"in '{root if isinstance(root, str) else root.uri}'"
         try:
             part(name)
         except ValueError as error:
             raise ConfigError(f"'{named}' names no fit: {error}. Name one as NAME or NAME@NUMBER.") from None
-        if isinstance(self._given, StoreSection) and not may_exist(self._given):
+        if isinstance(self._source, StoreSection) and not may_exist(self._source):
             raise ConfigError(f"there is no fit '{name}' {where}: the store does not exist yet. {_REMEDY}")
         store = self._store
-        made = fits_of(store, name)
-        if not made:
-            known = list_fits(store)
-            raise ConfigError(f"there is no fit '{name}' {where}. {did_you_mean(name, known) if known else _REMEDY}")
-        if at and not (number.isdecimal() and int(number) in made):
-            raise ConfigError(f"there is no fit '{named}' {where}; there are {', '.join(f'{name}@{n}' for n in made)}.")
-        for each, ref in reversed({int(number): made[int(number)]}.items() if at else made.items()):
+        fits = fits_of(store, name)
+        if not fits:
+            names = list_fits(store)
+            raise ConfigError(f"there is no fit '{name}' {where}. {did_you_mean(name, names) if names else _REMEDY}")
+        if at and not (number.isdecimal() and int(number) in fits):
+            raise ConfigError(f"there is no fit '{named}' {where}; there are {', '.join(f'{name}@{n}' for n in fits)}.")
+        for each, ref in reversed({int(number): fits[int(number)]}.items() if at else fits.items()):
             if store.manifest(ref) is not None:
                 return ref
             if is_lost(store, ref):
@@ -75,28 +71,23 @@ class Fits:
         )
 
     def lacking(self, named: str) -> str:
-        """Return the complaint about a fit; '' if it can be used."""
+        """Return the complaint on a fit; '' if it can be used."""
         try:
             self.artifact(named)
         except ConfigError as error:
             return str(error)
         return ""
 
-    def held(self, named: str) -> Held | None:
+    def content_of(self, named: str) -> PathContent | None:
         """Return the content of a fit; None if there is none."""
         try:
             record = self._store.shards(self.artifact(named))[0]
         except ConfigError:
             return None
-        return Held(record.digest, int(1e9 * float(record.producer.get("started", 0))))
+        return PathContent(record.digest, int(1e9 * float(record.producer.get("started", 0))))
 
     def located(self, section: RewardSection) -> RewardSection:
-        """Return a reward with the folders of the fits that it names, on this machine.
-
-        Raises:
-            ConfigError: there is no such fit.
-            CorruptError: its files are damaged.
-        """
+        """Return a reward with the folders of the fits that it names, on this machine."""
         options: Mapping[str, Any] = section.options
         for place in reward_places(section):
             if place.is_fit:

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.errors import ConfigError
-from configs.proxies import by_proxy
-from models.library_loading import read_json
-from models.policies.pipeline_index import CLASSIC, INDICES, plain_index
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies.pipeline_index import CLASSIC, INDICES, plain_index
 
 #: Weights that are not safetensors: pickles, and those of other libraries.
 _OTHER_WEIGHTS = (
@@ -30,8 +29,6 @@ _OTHER_WEIGHTS = (
 )
 #: Top-level files: the pipeline's index, the model card and the license.
 _TOP = (*INDICES, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
-#: Denoisers of tasks that no family supports: MiniMax-H3's for references, as large as the trained one.
-_OTHER_TASKS = frozenset({"transformer_ref"})
 _SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -44,26 +41,23 @@ def download(repo: str, revision: str | None, *, without: frozenset[str] = froze
         repo: the repository's id.
         revision: branch, tag or commit.
         without: components whose weights are not downloaded.
-
-    Raises:
-        ConfigError: there is no such repository, it is neither reachable nor cached, or it has pickled weights only.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
-        about = huggingface_hub.HfApi().model_info(repo, revision=revision)
+        info = huggingface_hub.HfApi().model_info(repo, revision=revision)
     except (RepositoryNotFoundError, HfHubHTTPError, ValueError) as error:
         raise _failed(repo, error) from None
     except (OfflineModeIsEnabled, HTTPError, OSError) as error:
         return _cached(repo, revision, error)
     try:
-        names = [sibling.rfilename for sibling in about.siblings or ()]
+        names = [sibling.rfilename for sibling in info.siblings or ()]
         listed = next((name for name in INDICES if name in names), CLASSIC)
-        path = huggingface_hub.hf_hub_download(repo, listed, revision=about.sha)
+        path = huggingface_hub.hf_hub_download(repo, listed, revision=info.sha)
         index = read_json(Path(path))
-        wanted = pipeline_files(names, index, where=f"model.path '{repo}'", without=without)
-        return Path(huggingface_hub.snapshot_download(repo, revision=about.sha, allow_patterns=wanted))
+        patterns = pipeline_files(names, index, where=f"model.path '{repo}'", without=without)
+        return Path(huggingface_hub.snapshot_download(repo, revision=info.sha, allow_patterns=patterns))
     except (HTTPError, OSError, ValueError) as error:
         raise _failed(repo, error) from None
 
@@ -81,18 +75,14 @@ def pipeline_files(
         index: the parsed index file.
         where: the setting, for errors.
         without: components whose weights are not downloaded.
-
-    Raises:
-        ConfigError: a component has pickled weights only.
     """
     plain = plain_index(index, lambda component: any(name.startswith(f"{component}/") for name in names))
-    named = (name for name, value in plain.items() if isinstance(value, list) and value[0] is not None)
-    folders = [name for name in named if name not in _OTHER_TASKS]
-    wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
+    folders = [name for name, value in plain.items() if isinstance(value, list) and value[0] is not None]
+    files = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
     for folder in folders:
         inside = [name for name in names if name.startswith(f"{folder}/")]
         if folder in without:
-            wanted += [name for name in inside if not name.endswith((".safetensors", *_OTHER_WEIGHTS, ".index.json"))]
+            files += [name for name in inside if not name.endswith((".safetensors", *_OTHER_WEIGHTS, ".index.json"))]
             continue
         weights = [name for name in inside if name.endswith(".safetensors")]
         other = [name for name in inside if name.endswith(_OTHER_WEIGHTS)]
@@ -105,13 +95,13 @@ def pipeline_files(
         variants = _variants(weights)
         # An index of a variant or of another format would point to weights that are left out.
         indices = [f"{name}.index.json" for name in other] + [name for name in inside if _is_odd_index(name)]
-        wanted += [name for name in inside if name not in {*other, *variants, *indices}]
-    return wanted
+        files += [name for name in inside if name not in {*other, *variants, *indices}]
+    return files
 
 
 def _variants(weights: Sequence[str]) -> list[str]:
     """Return weights of a variant, such as ``model.fp16.safetensors``, where the plain ones exist too."""
-    found = []
+    variants = []
     for name in weights:
         path = PurePosixPath(name)
         stem = _SHARDED.sub("", path.stem)
@@ -119,8 +109,8 @@ def _variants(weights: Sequence[str]) -> list[str]:
         siblings = (PurePosixPath(other) for other in weights)
         is_plain = any(_SHARDED.sub("", other.stem) == plain and other.parent == path.parent for other in siblings)
         if variant and is_plain:
-            found.append(name)
-    return found
+            variants.append(name)
+    return variants
 
 
 def _is_odd_index(name: str) -> bool:
@@ -139,10 +129,8 @@ def _cached(repo: str, revision: str | None, error: Exception) -> Path:
 
 
 def _failed(repo: str, error: Exception) -> ConfigError:
-    from huggingface_hub.constants import ENDPOINT
 
     return ConfigError(
         f"model.path '{repo}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check "
         "the id, log in with 'hf auth login' if the repository is gated, or give a local folder."
-        f"{by_proxy(ENDPOINT)}"
     )

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import torch
 
-from configs.errors import ConfigError, PromptError
-from configs.model import ModelSection
-from configs.registry import build as make_options
-from configs.registry import create, resolve
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
-from models.image_files import is_film
-from models.library_loading import read_json
-from models.memory.architectures import architecture_of
-from models.policies import (
+from flowmill.configs.errors import ConfigError, PromptError
+from flowmill.configs.model import ModelSection
+from flowmill.configs.registry import build as make_options
+from flowmill.configs.registry import create, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.films import is_film
+from flowmill.models.library_loading import read_json
+from flowmill.models.memory.architectures import architecture_of
+from flowmill.models.policies import (
     CLIP_CONDITIONED,
-    DISTILLED_GUIDANCE,
     DIVIDED_STEPS,
     EMBEDDED_GUIDANCE,
     FIXED_STEPS,
@@ -31,17 +30,18 @@ from models.policies import (
     REFERENCES,
     most_images,
 )
-from models.policies.attention import FIXED, MASKED
-from models.policies.pipeline import PipelinePolicy
-from models.policies.pipeline_configs import whole
-from models.quickstart import BUILDERS
-from tasks.inputs.clip_settings import check_clips
-from tasks.inputs.components import as_evaluated
-from tasks.inputs.model_source import check_source
-from tasks.inputs.prompt_rows import readable
-from tasks.inputs.prompts import Prompt
-from tasks.inputs.quantize_settings import check_quantize
-from tasks.inputs.renderer import renderer_config
+from flowmill.models.policies.attention import FIXED, MASKED
+from flowmill.models.policies.ddim import DDIMPolicy
+from flowmill.models.policies.pipeline import PipelinePolicy
+from flowmill.models.policies.pipeline_configs import whole
+from flowmill.models.quickstart import BUILDERS
+from flowmill.tasks.inputs.clip_settings import check_clips
+from flowmill.tasks.inputs.components import as_evaluated
+from flowmill.tasks.inputs.model_source import check_source
+from flowmill.tasks.inputs.prompt_rows import readable
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.quantize_settings import check_quantize
+from flowmill.tasks.inputs.renderer import renderer_config
 
 #: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
@@ -50,11 +50,7 @@ _OVERFLOWING = frozenset({"z_image"})
 
 
 def check_model(config: RunConfig) -> None:
-    """Check the source of the model and its call options.
-
-    Raises:
-        ConfigError: the family does not support a setting.
-    """
+    """Check the source of the model and its call options."""
     check_source(config)
     _check_images(config)
     if config.model.policy not in POLICIES:
@@ -95,10 +91,10 @@ def _check_base(config: RunConfig) -> None:
 
 def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | None) -> None:
     """Check that a builder makes the pipeline of the configured family."""
-    made = None if built is None else resolve(POLICIES, built, label="model.build.options.family").pipeline_name
-    if made is not None and made != family.pipeline_name:
+    pipeline = None if built is None else resolve(POLICIES, built, label="model.build.options.family").pipeline_name
+    if pipeline is not None and pipeline != family.pipeline_name:
         raise ConfigError(
-            f"model.build makes a {made}, of the family '{built}', but model.policy '{family.family}' needs a "
+            f"model.build makes a {pipeline}, of the family '{built}', but model.policy '{family.family}' needs a "
             f"{family.pipeline_name}. Set both to the same family."
         )
 
@@ -107,21 +103,21 @@ def _check_images(config: RunConfig) -> None:
     if config.data is not None and not config.prompts.lists("heldout"):
         # All prompts are those of the rows, see ``check_data``.
         return
-    family, given = config.model.policy, config.prompts.image is not None
+    family, has_images = config.model.policy, config.prompts.image is not None
     takes = bool(most_images(family, config.model.options))
-    if not takes and family in REFERENCES and given:
+    if not takes and family in REFERENCES and has_images:
         raise ConfigError(
             f"prompts.image is '{config.prompts.image}', but model.options.references of model.policy '{family}' is 0, "
             "so it starts from noise alone. Set model.options.references to the most images a prompt comes with, or "
             "remove prompts.image."
         )
-    if takes and not given and config.render is None:
+    if takes and not has_images and config.render is None:
         raise ConfigError(
             f"model.policy '{family}' starts from images, but prompts.image is not set. "
             "Name the column with their paths."
         )
     drawer = None if config.render is None else renderer_config(config)
-    if given and not takes and (drawer is None or drawer.prompts.image is None):
+    if has_images and not takes and (drawer is None or drawer.prompts.image is None):
         named = f"model.policy '{family}' takes"
         if drawer is not None:
             named = f"neither model.policy '{family}' nor render.model.policy '{drawer.model.policy}' takes"
@@ -178,9 +174,9 @@ def _check_size(config: RunConfig) -> None:
 
 def _positions(model: ModelSection) -> int | None:
     """Return the largest image side, in pixels, that a model has positions for; None if unlimited or unknown."""
-    found = None if model.path is None else architecture_of(model.path)
-    if found is not None:
-        return int(found.config.get("pos_embed_max_size", 0)) * found.patch * found.latents[1] or None
+    network = None if model.path is None else architecture_of(model.path)
+    if network is not None:
+        return int(network.config.get("pos_embed_max_size", 0)) * network.patch * network.latents[1] or None
     config = Path(str(model.path)).expanduser() / "transformer" / "config.json"
     most = read_json(config).get("pos_embed_max_size") if config.is_file() else None
     family = resolve(POLICIES, model.policy, label="model.policy")
@@ -223,10 +219,11 @@ def _check_steps(config: RunConfig) -> None:
                 f"to the next only where {whole} is a multiple of their number. The nearest are "
                 f"{_divisors(whole, steps)}."
             )
+    _check_chain(config)
     if family not in FIXED_STEPS:
         return
     fixed = config.model.options.get("steps", FIXED_STEPS[family])
-    # Given samples begin with no noise: there the steps are the levels of training alone.
+    # Samples of data begin with no noise: there the steps are the levels of training alone.
     sampled = config.rollout.steps if config.data is None else None
     for where, steps in (("rollout.steps", sampled), ("evaluate.steps", config.evaluate.steps or config.rollout.steps)):
         if steps is not None and steps != fixed:
@@ -236,22 +233,23 @@ def _check_steps(config: RunConfig) -> None:
             )
 
 
+def _check_chain(config: RunConfig) -> None:
+    """Check that the scheduler of a local folder has levels for every number of steps."""
+    family, folder = resolve(POLICIES, config.model.policy, label="model.policy"), Path(str(config.model.path))
+    if issubclass(family, DDIMPolicy) and folder.expanduser().is_dir():
+        for steps in (config.rollout.steps, config.evaluate.steps or config.rollout.steps):
+            family.noise_range(folder.expanduser(), steps)
+
+
 def _divisors(whole: int, near: int) -> str:
     """Return the nearest divisors below and above a number, in words."""
-    found = [each for each in range(1, whole + 1) if whole % each == 0]
-    below, above = [n for n in found if n < near][-1:], [n for n in found if n > near][:1]
+    divisors = [each for each in range(1, whole + 1) if whole % each == 0]
+    below, above = [n for n in divisors if n < near][-1:], [n for n in divisors if n > near][:1]
     return " and ".join(map(str, below + above))
 
 
 def _check_guidance(config: RunConfig) -> None:
     model = config.model
-    if model.policy in DISTILLED_GUIDANCE and (model.guidance_scale != 1 or model.negative_prompt):
-        name = "negative_prompt" if model.negative_prompt else "guidance_scale"
-        raise ConfigError(
-            f"model.{name} is {getattr(model, name)!r}, but the guidance of model.policy '{model.policy}' is in its "
-            "weights: its pipeline takes no scale and no negative prompt. Set model.guidance_scale to 1, and remove "
-            "model.negative_prompt."
-        )
     if model.policy in EMBEDDED_GUIDANCE and model.negative_prompt:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
@@ -294,10 +292,10 @@ def _check_attention(config: RunConfig) -> None:
     model, name = config.model, config.model.attention
     if name is None:
         return
-    known = resolve(POLICIES, model.policy, label="model.policy").attentions
-    if name not in known:
-        raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, known)}")
-    backend, reason = known[name], None
+    table = resolve(POLICIES, model.policy, label="model.policy").attentions
+    if name not in table:
+        raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, table)}")
+    backend, reason = table[name], None
     if model.policy in FIXED and name != "native":
         reason = f"model.policy '{model.policy}' calls torch's attention directly, so it would never be used"
     elif not backend.trains:
@@ -311,7 +309,7 @@ def _check_attention(config: RunConfig) -> None:
     elif backend.cuda and config.execution.device == "cpu":
         reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
     if reason is not None:
-        raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(known))}' or remove it.")
+        raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(table))}' or remove it.")
 
 
 def _check_placement(config: RunConfig) -> None:

@@ -1,17 +1,17 @@
-"""Checks of the start weights of a run: a builder, a folder or hub id, single files, a checkpoint, adapters."""
+"""Checks of the start weights of a run: a builder, a folder or hub id, single files, adapters."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import ConfigError
-from configs.model import ModelSection
-from configs.path_types import looks_local
-from configs.registry import create, resolve
-from configs.schema import RunConfig
-from models.policies import POLICIES
-from models.quickstart import BUILDERS
-from tasks.inputs.components import lora_spec
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.model import ModelSection
+from flowmill.configs.path_types import looks_local
+from flowmill.configs.registry import create, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import POLICIES
+from flowmill.models.quickstart import BUILDERS
+from flowmill.tasks.inputs.components import lora_spec
 
 
 def check_source(config: RunConfig) -> None:
@@ -22,10 +22,6 @@ def check_source(config: RunConfig) -> None:
     if path is not None and looks_local(path) and not Path(path).is_dir():
         raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
     _check_single_files(config.model)
-    if config.model.checkpoint is not None:
-        from models.weights.dcp_checkpoints import DcpCheckpoint
-
-        DcpCheckpoint(Path(config.model.checkpoint))
     _check_start(config)
 
 
@@ -41,9 +37,4 @@ def _check_start(config: RunConfig) -> None:
     lora = config.model.lora
     if lora is None or lora.start is None:
         return
-    if config.model.checkpoint is not None:
-        raise ConfigError(
-            "model.lora.start: training would begin with these adapters and with those of model.checkpoint. Leave one "
-            "of the two out."
-        )
     lora_spec(config, resolve(POLICIES, config.model.policy, label="model.policy"))

@@ -1,4 +1,4 @@
-"""Files and folders that options of components name (``configs.path_types``), and the hashes of their content.
+"""Files and folders that options of components name (``flowmill.configs.path_types``), and the hashes of their content.
 
 The annotations are read from the source text of components, so no heavy module is imported, and a new annotated option
 needs no entry here.
@@ -12,24 +12,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from configs import introspection
-from configs.base import Component
-from configs.components import components
-from configs.fingerprint import fingerprint
-from configs.folders import changed_ns, files_below
-from configs.path_types import looks_local
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.rewards import GIVEN, REWARDS
-from storage.backends.file_hash_cache import file_hashes
-from tasks.algorithms import algorithms_of
-from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.weight_sources import model_files
+from flowmill.configs import introspection
+from flowmill.configs.base import Component
+from flowmill.configs.components import components
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.folders import changed_ns, files_below
+from flowmill.configs.path_types import looks_local
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards import ARGUMENTS, REWARDS
+from flowmill.storage.backends.file_hash_cache import file_hashes
+from flowmill.tasks.algorithms import algorithms_of
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.inputs.weight_sources import model_files
 
 #: Default prompt column that names the files of a ``ColumnFolderPlace``.
 _COLUMN = "image"
 
-#: The types of ``configs.path_types`` that name a path or a fit; ``FolderPlace`` also matches ``ColumnFolderPlace``.
+#: The types of ``flowmill.configs.path_types`` that name a path or a fit; ``FolderPlace`` also matches
+#: ``ColumnFolderPlace``.
 _KINDS = ("FilePlace", "FolderPlace", "ModelPlace", "FitPlace")
 
 #: Metadata of all prompts, one mapping each.
@@ -49,7 +50,7 @@ class OptionPath:
     path: str
     """Its value: a path, or a hub model id."""
     kind: str
-    """Its annotation in the component's source text, which contains a name of ``configs.path_types``."""
+    """Its annotation in the component's source text, which contains a name of ``flowmill.configs.path_types``."""
 
     @property
     def is_file(self) -> bool:
@@ -58,7 +59,7 @@ class OptionPath:
 
     @property
     def is_fit(self) -> bool:
-        """Whether the option names a fit of the store, see ``tasks.inputs.fits``."""
+        """Whether the option names a fit of the store, see ``flowmill.tasks.inputs.fits``."""
         return "FitPlace" in self.kind
 
     @property
@@ -74,13 +75,13 @@ class OptionPath:
         return str(named) if "ColumnFolderPlace" in self.kind else None
 
     def __str__(self) -> str:
-        """Return the subject of a sentence about it."""
+        """Return the subject of a sentence on it."""
         kind = "fit" if self.is_fit else "file at" if self.is_file else "folder at"
         return f"{self.label} '{self.component.name}': the {kind} '{self.path}' (option '{self.option}')"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PathContent:
     """Content of a place."""
 
     digest: str
@@ -103,12 +104,12 @@ def places(component: Component, table: Mapping[str, str], *, label: str) -> Ite
 
 def taken(name: str, table: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options of a component with their annotations; None if its source text does not show them."""
-    return _taken(table.get(name, name), len(GIVEN) if table is REWARDS else 0)
+    return _taken(table.get(name, name), len(ARGUMENTS) if table is REWARDS else 0)
 
 
 @cache
-def _taken(import_string: str, given: int) -> dict[str, str] | None:
-    return introspection.options(import_string, given=given)
+def _taken(import_string: str, arguments: int) -> dict[str, str] | None:
+    return introspection.options(import_string, skipped=arguments)
 
 
 def _named(
@@ -128,9 +129,9 @@ def _leaves(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from (found for each in value.values() for found in _leaves(each))
+        yield from (leaf for each in value.values() for leaf in _leaves(each))
     elif isinstance(value, list | tuple):
-        yield from (found for each in value for found in _leaves(each))
+        yield from (leaf for each in value for leaf in _leaves(each))
 
 
 def reward_places(section: RewardSection) -> tuple[OptionPath, ...]:
@@ -145,20 +146,20 @@ def algorithm_places(config: RunConfig) -> tuple[OptionPath, ...]:
 
 def config_places(config: RunConfig) -> dict[str, tuple[OptionPath, ...]]:
     """Return the places that rewards and the algorithm read, by setting; components that read none are left out."""
-    found = {"optimize.algorithm": algorithm_places(config)}
+    paths = {"optimize.algorithm": algorithm_places(config)}
     for setting, component in components(config):
         if isinstance(component, RewardSection):
-            found[setting] = reward_places(component)
-    return {setting: each for setting, each in found.items() if each}
+            paths[setting] = reward_places(component)
+    return {setting: each for setting, each in paths.items() if each}
 
 
-def held(place: OptionPath, metadata: Callable[[], Metadata], *, deep: bool = False) -> Held | None:
+def content_of(place: OptionPath, metadata: Callable[[], Metadata], *, deep: bool = False) -> PathContent | None:
     """Return the content of a place; None if it does not exist, cannot be read, or is a fit of a store.
 
     Args:
         place: the place.
         metadata: returns the metadata of all prompts; called for places with a column only.
-        deep: read all files again, see ``storage.backends.file_hash_cache``.
+        deep: read all files again, see ``flowmill.storage.backends.file_hash_cache``.
     """
     try:
         folder, names = _files(place, metadata)
@@ -168,14 +169,18 @@ def held(place: OptionPath, metadata: Callable[[], Metadata], *, deep: bool = Fa
         changed = max(changed_ns(folder, name) for name in names)
     except OSError:
         return None
-    return Held(hashes[names[0]] if place.is_file else fingerprint(hashes), changed)
+    return PathContent(hashes[names[0]] if place.is_file else fingerprint(hashes), changed)
 
 
 def changed_places(config: RunConfig, metadata: Callable[[], Metadata]) -> list[str] | None:
     """Read all places again; return the paths that changed undetected, None if no place is local."""
     named = {place.path: place for places in config_places(config).values() for place in places}
-    believed = {path: found for path, place in named.items() if (found := held(place, metadata)) is not None}
-    return [path for path in believed if held(named[path], metadata, deep=True) != believed[path]] if believed else None
+    believed = {path: content for path, place in named.items() if (content := content_of(place, metadata)) is not None}
+    return (
+        [path for path in believed if content_of(named[path], metadata, deep=True) != believed[path]]
+        if believed
+        else None
+    )
 
 
 def _files(place: OptionPath, metadata: Callable[[], Metadata]) -> tuple[Path, list[str]]:

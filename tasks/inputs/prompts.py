@@ -1,4 +1,4 @@
-"""Reads prompts from files, ``save_to_disk`` folders or dataset ids, and refuses unusable ones."""
+"""Reads prompts from rows of any source, and refuses unusable ones."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from json.encoder import encode_basestring
-from pathlib import Path
 from typing import Any, Literal
 
-from configs.errors import PromptError
-from configs.fingerprint import canonical_json, fingerprint, hash_text
-from configs.gc_tuning import without_collecting
-from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
-from models.policies import BLANK_GUIDANCE, EMBEDDED_GUIDANCE
-from tasks.inputs.prompt_files import READERS, hub_rows
-from tasks.inputs.prompt_rows import (
-    ImageSource,
-    RowLocation,
-    Rows,
-    as_read,
-    check_metadata,
-    images_of,
-    split_keys,
-    text_of,
-)
-from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
+from flowmill.configs.errors import LISTED, DataError, PromptError, listed
+from flowmill.configs.fingerprint import canonical_json, fingerprint, hash_text
+from flowmill.configs.gc_tuning import without_collecting
+from flowmill.configs.schema import PromptsSection, RunConfig
+from flowmill.models.policies import BLANK_GUIDANCE, EMBEDDED_GUIDANCE
+from flowmill.tasks.inputs.chats import is_chat, read_messages
+from flowmill.tasks.inputs.columns import used_columns, value_of
+from flowmill.tasks.inputs.prompt_rows import ImageSource, as_read, images_of, metadata_of, split_keys, text_of
+from flowmill.tasks.inputs.rows.files import Stamps, stamps_of
+from flowmill.tasks.inputs.rows.read import Row, source_rows
+from flowmill.tasks.inputs.rows.row import Names, RowLocation, ending_of
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
 IMAGE = "image_xxh3"
@@ -50,8 +43,8 @@ class Prompt:
     def __post_init__(self) -> None:
         """Compute the identity once, with a fast path without metadata: a list may hold a million prompts."""
         plain = None if self.metadata else f"[{encode_basestring(self.text)},{{}}]"
-        found = fingerprint([self.text, dict(self.metadata)]) if plain is None else hash_text(plain)
-        object.__setattr__(self, "id", found[:16])
+        digest = fingerprint([self.text, dict(self.metadata)]) if plain is None else hash_text(plain)
+        object.__setattr__(self, "id", digest[:16])
 
     @property
     def condition(self) -> str:
@@ -99,7 +92,7 @@ def seen(prompt: Prompt) -> Seen:
 
 
 def image_column(config: RunConfig) -> str | None:
-    """Return the column of the images that prompts come with, in lists or in given rows; None without any."""
+    """Return the column of the images that prompts come with, in lists or in rows of data; None without any."""
     return config.prompts.image or (None if config.data is None else config.data.prompt_image)
 
 
@@ -110,11 +103,11 @@ def image_keys(metadata: Mapping[str, Any]) -> list[str]:
 
 def image_files(prompts: Iterable[Prompt]) -> dict[str, ImageSource]:
     """Return the files of the prompts' start images by content key."""
-    found: dict[str, ImageSource] = {}
+    files: dict[str, ImageSource] = {}
     for prompt in prompts:
         if prompt.images:
-            found |= zip(image_keys(prompt.metadata), prompt.images, strict=True)
-    return found
+            files |= zip(image_keys(prompt.metadata), prompt.images, strict=True)
+    return files
 
 
 def uses_guidance(config: RunConfig) -> bool:
@@ -124,13 +117,13 @@ def uses_guidance(config: RunConfig) -> bool:
 
 def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
     """Return the prompts of all sources of a split; with several sources the metadata name the source."""
-    found: list[Prompt] = []
+    all_prompts: list[Prompt] = []
     for setting, source in section.lists(split).items():
         prompts = read_prompts(source, section, where=setting)
         if not section.sources:
             return prompts
-        found += [_of_source(prompt, _source_named(section, setting), setting) for prompt in prompts]
-    return _taking_turns(found) if split == "heldout" else found
+        all_prompts += [_of_source(prompt, _source_named(section, setting), setting) for prompt in prompts]
+    return _taking_turns(all_prompts) if split == "heldout" else all_prompts
 
 
 def _source_named(section: PromptsSection, setting: str) -> str:
@@ -157,69 +150,76 @@ def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt for _, _, prompt in sorted(keyed, key=lambda one: one[:2])]
 
 
-def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Prompt]:
+def read_prompts(source: str | Sequence[str], section: PromptsSection, *, where: str) -> list[Prompt]:
     """Return the prompts of a source.
 
     Args:
-        source: path of a file (``PROMPT_FILES``) or of a folder of ``save_to_disk``, or a Hugging Face dataset id.
+        source: a file, several, a folder, or a Hugging Face dataset id, see ``row_files``; or a list of texts.
         section: names the prompt column and the dataset split.
         where: the setting that names the source, for errors.
-
-    Raises:
-        PromptError: the source is missing, empty or malformed, or holds an empty prompt or the same prompt twice.
     """
-    path, files = Path(source), [Path(source)]
-    if is_saved_dataset(path):
-        files = saved_files(path, section.split, where)
-    elif path.suffix.lower() not in READERS:
-        return _prompts(hub_rows(source, section, where), source, section, where)
-    elif not path.is_file():
-        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the config file"
-        raise PromptError(f"{where}: prompt file '{source}' {found}.")
-    if section.image is not None:
+    if not isinstance(source, str):
+        rows = ((RowLocation(where, where, n), {section.column: text}) for n, text in enumerate(source, 1))
+        return _prompts(rows, where, section, where)
+    stamps = stamps_of(source)
+    if section.image is not None or not stamps:
         # Images may change while the list does not.
         return _file_prompts(source, section, where)
-    stamps = tuple((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in files)
     return list(_unchanged_prompts(source, section.model_dump_json(), where, stamps))
 
 
 @lru_cache(maxsize=16)
-def _unchanged_prompts(
-    source: str, section: str, where: str, stamps: tuple[tuple[str, int, int], ...]
-) -> tuple[Prompt, ...]:
+def _unchanged_prompts(source: str, section: str, where: str, stamps: Stamps) -> tuple[Prompt, ...]:
     """Return the prompts of unchanged files from a cache, as one command reads a long list several times."""
     return tuple(_file_prompts(source, PromptsSection.model_validate_json(section), where))
 
 
 def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prompt]:
-    if not is_saved_dataset(Path(source)):
-        return _prompts(READERS[Path(source).suffix.lower()](source, section.column), source, section, where)
-    from tasks.inputs.arrow_rows import saved_rows
+    names = Names(section.column, texts=frozenset(used_columns(section.column)))
+    try:
+        return _prompts(source_rows(source, section.split, where, names), source, section, where)
+    except DataError as error:
+        raise PromptError(str(error)) from None
 
-    return _prompts(saved_rows(source, section, where), source, section, where)
 
-
-def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
-    folder = Path(source) if is_saved_dataset(Path(source)) else Path(source).parent
+def _prompts(rows: Iterable[tuple[RowLocation, Row]], source: str, section: PromptsSection, where: str) -> list[Prompt]:
+    prompts, first, reasons, count = list[Prompt](), dict[str, RowLocation](), list[str](), 0
     # There may be millions of objects, none of them garbage.
     with without_collecting():
-        numbered = [(number, _prompt(row, section, RowLocation(where, source, number), folder)) for number, row in rows]
-    if not numbered:
+        for place, row in rows:
+            try:
+                prompt = _prompt(row, section, place)
+                if (earlier := first.setdefault(prompt.id, place)) != place:
+                    raise _repeated(prompt, place, earlier)
+            except (PromptError, DataError) as error:
+                count += 1
+                if count <= LISTED:
+                    reasons.append(f"{where}: {str(error).removeprefix(f'{where}: ')}")
+            else:
+                prompts.append(prompt)
+    if count:
+        raise PromptError(listed(reasons, count))
+    if not prompts:
         raise PromptError(f"{where}: '{source}' holds no prompts. Write some into it, or name another.")
-    _check_distinct(numbered, where, source)
-    return [prompt for _, prompt in numbered]
+    return prompts
 
 
-def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation, folder: Path) -> Prompt:
-    column = section.column
-    if column not in row:
-        raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
-    text = text_of(row[column], place, "prompts.column")
-    metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
+def _repeated(prompt: Prompt, place: RowLocation, first: RowLocation) -> PromptError:
+    earlier, later = (str(each).removeprefix(f"{place.where}: ") for each in (first, place))
+    return PromptError(
+        f"{place.where}: prompt {prompt.text!r} appears twice: {earlier} and {later}. Groups are identified by their "
+        "prompt; remove one."
+    )
+
+
+def _prompt(row: Row, section: PromptsSection, place: RowLocation) -> Prompt:
+    if isinstance(row, DataError):
+        raise row
+    text = text_of(_column(row, section.column, place), place, "prompts.column")
+    metadata = metadata_of(row, (*used_columns(section.column), section.image), place) if len(row) > 1 else {}
     images: tuple[ImageSource, ...] = ()
     if section.image is not None:
-        images, metadata[IMAGE] = images_of(row, section.image, place, folder, "prompts.image")
-    check_metadata(metadata, place)
+        images, metadata[IMAGE] = images_of(row, section.image, place, "prompts.image")
     try:
         prompt = Prompt(text=text, metadata=metadata, images=images)
     except (TypeError, ValueError) as error:
@@ -227,30 +227,33 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation,
     return prompt
 
 
-def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: str) -> None:
-    if len({prompt.id for _, prompt in numbered}) == len(numbered):
-        return
-    first: dict[str, int] = {}
-    again = [(number, prompt) for number, prompt in numbered if first.setdefault(prompt.id, number) != number]
-    number, prompt = again[0]
-    places = " and ".join(
-        str(RowLocation(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
-    )
-    counted = "" if len(again) == 1 else f"{len(again):,} of {len(numbered):,} prompts were there before. The first: "
-    remove = "one" if len(again) == 1 else f"all {len(again):,} repetitions"
-    raise PromptError(
-        f"{where}: {counted}prompt {prompt.text!r} appears twice: {places}. "
-        f"Groups are identified by their prompt; remove {remove}."
-    )
-
-
 def prompt_set(section: PromptsSection, split: Literal["train", "heldout"]) -> str | None:
     """Return the names of prompt lists: a file's name without its folders, a dataset's id as it is."""
-    return ", ".join(map(_named, section.lists(split).values())) or None
+    return ", ".join(map(list_name, section.lists(split).values())) or None
 
 
-def _named(source: str) -> str:
+def _column(row: Mapping[str, Any], column: str, place: RowLocation) -> Any:
+    """Return the prompt of a row; of messages the text of the only one."""
+    try:
+        value = value_of(row, column)
+    except ValueError as error:
+        raise PromptError(f"{place}: {error}. Mend the row, or set prompts.column.") from None
+    if value is None and column not in row:
+        raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
+    if not is_chat(value):
+        return value
+    messages = read_messages(value, f"{place}, {column}")
+    if [message.role for message in messages] != ["user"]:
+        roles = ", ".join(message.role for message in messages)
+        raise PromptError(f"{place}, {column} is a chat of {roles}; a prompt is one message of the user. Mend the row.")
+    return messages[0].text
+
+
+def list_name(source: str | Sequence[str]) -> str:
+    """Return the name of one prompt list."""
+    if not isinstance(source, str):
+        return f"{len(source)} prompts"
     # Loading a config makes existing paths absolute.
-    if not source.lower().endswith(PROMPT_FILES) and not source.startswith("/"):
+    if not ending_of(source) and not source.startswith("/"):
         return source
     return source.replace("\\", "/").rpartition("/")[2]

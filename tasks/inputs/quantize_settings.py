@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from configs.errors import ConfigError
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.policies import POLICIES
-from models.policies.folder_policy import FolderPolicy
-from models.weights.quantized import check_quantizer
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.folder_policy import FolderPolicy
+from flowmill.models.weights.quantized import check_quantizer
 
 
 def check_quantize(config: RunConfig) -> None:
-    """Check that a model can be quantized where it is loaded.
-
-    Raises:
-        ConfigError: it cannot, or the settings ask for nothing.
-    """
+    """Check that a model can be quantized where it is loaded."""
     model, execution, section = config.model, config.execution, config.model.quantize
     if section is None:
         return
@@ -47,11 +43,7 @@ def check_quantize(config: RunConfig) -> None:
 
 
 def check_frozen(config: RunConfig) -> None:
-    """Check that a quantized model is not trained itself.
-
-    Raises:
-        ConfigError: the run trains no adapters.
-    """
+    """Check that a quantized model is not trained itself."""
     if config.model.quantizer is not None and config.model.lora is None:
         raise ConfigError(
             f"model.quantize.name is '{config.model.quantizer}', but the run trains all weights, and "

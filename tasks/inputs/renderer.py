@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.render import RenderSection
-from configs.rewards import RewardSection
-from configs.schema import EvaluateSection, MediaSection, RolloutSection, RunConfig
-from models.policies import REFERENCES, most_images
+from flowmill.configs.render import RenderSection
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import EvaluateSection, MediaSection, RolloutSection, RunConfig
+from flowmill.models.policies import REFERENCES, most_images
 
 #: Metadata key of the turn that a text was written in, or an image drawn in, after the first.
 TURN_KEY = "render_turn"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from configs.registry import build as make_options
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.memory.published import Architecture
-from models.policies import POLICIES, REFERENCES
+from flowmill.configs.registry import build as make_options
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.published import Architecture
+from flowmill.models.policies import POLICIES, REFERENCES
 
 
 def text_tokens(config: RunConfig, architecture: Architecture) -> int:

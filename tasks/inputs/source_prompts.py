@@ -1,4 +1,4 @@
-"""The prompts of a config by split, from lists or from the rows of given data."""
+"""The prompts of a config by split, from lists or from the rows of data."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
-from configs.errors import PromptError
-from configs.schema import RunConfig
-from tasks.inputs.given_data import given_data
-from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, listed_prompts, seen, uses_guidance
+from flowmill.configs.errors import PromptError
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.data_section import data_rows_of
+from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, listed_prompts, seen, uses_guidance
 
 
 def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
     """Return the prompts the config names, by split: train, heldout, negative when guidance needs it, and those of
-    held-out rows of given data, if there are some.
+    held-out rows of data, if there are some.
 
-    Those of given data are read from disk on demand.
-
-    Raises:
-        PromptError: a source cannot be used, or a held-out prompt is also a train prompt.
-        DataError: given data cannot be used.
+    Those of data are read from disk on demand.
     """
     heldout = listed_prompts(config.prompts, "heldout")
     if config.data is not None:
         # Its rows have no held-out prompts.
-        train: Sequence[Prompt] = given_data(config).prompts
+        train: Sequence[Prompt] = data_rows_of(config).prompts
     else:
         train = listed_prompts(config.prompts, "train")
         _check_held_out(train, heldout)
     apart = config.data is not None and config.data.heldout is not None
-    rows = {HELD_OUT_ROWS: given_data(config, heldout=True).prompts} if apart else {}
+    rows = {HELD_OUT_ROWS: data_rows_of(config, heldout=True).prompts} if apart else {}
     negative = _negative(config, train, heldout, *rows.values()) if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative, **rows}
 

@@ -1,8 +1,8 @@
-"""Trust in configs: a config given on this machine is trusted, a run's config found in a store is not.
+"""Trust in configs: a config specified on this machine is trusted, a run's config in a store is not.
 
 Settings can run code (import strings), run commands (launchers, clusters), send samples (trackers, reward servers),
-send keys (judges), and read files (paths, hub ids). Such settings of a config given on this machine are remembered.
-Those found only in a store require the user's consent.
+send keys (judges), and read files (paths, hub ids). Such settings of a config specified on this machine are remembered.
+Those only in a store require the user's consent.
 
 Every text setting counts unless it is listed as harmless. New settings and options of components therefore count by
 default.
@@ -19,13 +19,13 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from configs.base import Component, Section
-from configs.errors import TrustError
-from configs.escaping import visible
-from configs.fingerprint import canonical_json, hash_text
-from configs.rewards import ServerSection
-from configs.schema import RunConfig
-from configs.user_directories import user_state
+from flowmill.configs.base import Component, Section
+from flowmill.configs.errors import TrustError
+from flowmill.configs.escaping import visible
+from flowmill.configs.fingerprint import canonical_json, hash_text
+from flowmill.configs.rewards import ServerSection
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_state
 
 #: Text settings without effects outside a run: names, columns, prompts, devices, parts of a model.
 #: ``store.root`` always comes from the caller, never from a record.
@@ -80,7 +80,7 @@ _COMMANDS = "execution."
 
 
 def remember(config: RunConfig) -> None:
-    """Remember the trusted settings of a config given on this machine; does nothing without a writable home."""
+    """Remember the trusted settings of a config specified on this machine; does nothing without a writable home."""
     with contextlib.suppress(OSError):
         for _, label in carried_out(config):
             note = _note(label)
@@ -92,21 +92,18 @@ def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Colle
     """Check that no setting takes effect that only a store names.
 
     Args:
-        stored: the config found in the store.
+        stored: the config in the store.
         config: the config to use: the stored one with the overrides of this invocation.
         run: name of the run.
-        only: settings that are about to be used; all when absent.
-
-    Raises:
-        TrustError: a setting was never given on this machine.
+        only: settings that will be used; all when absent.
     """
-    found = dict(carried_out(stored))
+    settings = dict(carried_out(stored))
     used = [(name, label) for name, label in carried_out(config) if only is None or name in only]
-    strange = [name for name, label in used if found.get(name) == label and not _note(label).exists()]
+    strange = [name for name, label in used if settings.get(name) == label and not _note(label).exists()]
     # The options of a component that is listed whole are not listed again.
     lines = [name for name in strange if name.partition(".options.")[0] not in strange or ".options." not in name]
     if lines:
-        listed = "\n  ".join(f"{name}: {visible(found[name])}"[:500] for name in lines)
+        listed = "\n  ".join(f"{name}: {visible(settings[name])}"[:500] for name in lines)
         raise TrustError(
             f"The store's record of run '{run}' names code, commands, addresses, variables or paths that no config "
             f"given on this machine has named:\n  {listed}\nIf you trust everyone who can write to the store, say so "
@@ -132,8 +129,17 @@ def carried_out(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _of_section(config, "")
 
 
-def is_known(component: Component, option: str) -> bool:
-    """Return whether a config given on this machine set an option of a component to its present value."""
+def trusted_modules(config: RunConfig) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the folders and sources of modules of a config, each if a config specified on this machine named it."""
+    folders, sources = config.execution.modules, config.execution.sources
+    return (
+        folders if _note(canonical_json(list(folders))).exists() else (),
+        sources if _note(canonical_json(sources)).exists() else {},
+    )
+
+
+def is_set_here(component: Component, option: str) -> bool:
+    """Return whether a config specified on this machine set an option of a component to its present value."""
     whole = ":" in component.name
     options = _plain(component.options) if whole else texts(component.options)
     return option in options and _note(canonical_json({option: options[option]})).exists()
@@ -173,7 +179,7 @@ def _of_component(component: Component, setting: str) -> Iterator[tuple[str, str
 
 
 def _counts(setting: str, value: Any, annotation: Any) -> bool:
-    """Return whether a value requires trust, by the lists of known settings."""
+    """Return whether a value requires trust, by the lists of settings."""
     place = pattern(setting)
     if place in HARMLESS or not texts(value):
         return False
@@ -201,8 +207,8 @@ def choices(annotation: Any) -> set[Any]:
 def texts(value: Any) -> Any:
     """Return a value reduced to its texts; mappings keep keys whose values hold text. Empty or None without text."""
     if isinstance(value, Mapping):
-        kept = {str(key): texts(each) for key, each in value.items()}
-        return {key: each for key, each in kept.items() if each}
+        texts_by_key = {str(key): texts(each) for key, each in value.items()}
+        return {key: each for key, each in texts_by_key.items() if each}
     if isinstance(value, list | tuple):
         return [each for each in map(texts, value) if each]
     return value if isinstance(value, str) else None

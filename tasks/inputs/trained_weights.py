@@ -1,4 +1,4 @@
-"""Checks of trained weights and teachers from configs and file headers: adapters, checkpoints, teacher folders."""
+"""Checks of trained weights and teachers from configs and file headers: adapters, teacher folders."""
 
 from __future__ import annotations
 
@@ -8,49 +8,44 @@ from typing import Any
 
 import torch
 
-from configs.errors import ConfigError
-from configs.path_types import looks_local
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.policies import POLICIES
-from models.policies.folder_policy import FolderPolicy
-from models.weights.lora import LoraSpec, add_lora
-from tasks.inputs.components import lora_spec, make_algorithm
-from tasks.inputs.weight_sources import critic_folder
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.path_types import looks_local
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.folder_policy import FolderPolicy
+from flowmill.models.weights.lora import LoraSpec, add_lora
+from flowmill.models.weights.quantized import check_stored_whole
+from flowmill.tasks.inputs.components import lora_spec, make_algorithm
+from flowmill.tasks.inputs.weight_sources import critic_folder
 
 
 def check_trained(config: RunConfig) -> None:
     """Check that the trained weights can be created: adapters fit the model's layers, and start weights fit both.
 
     Applies to local folders only; a hub model is checked once it is downloaded.
-
-    Raises:
-        ConfigError: a target matches no layer, or a start adapter or checkpoint is of another model.
     """
     family = resolve(POLICIES, config.model.policy, label="model.policy")
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is None or config.model.single_files or not folder.is_dir():
         return
-    lora = lora_spec(config, family)
-    shapes = _trained_shapes(family.trained_on_meta(folder), lora)
+    lora, trained = lora_spec(config, family), family.trained_on_meta(folder)
+    if lora is None:
+        check_stored_whole(folder, trained, label="model.path")
+    shapes = _trained_shapes(trained, lora)
     start = None if config.model.lora is None else config.model.lora.start
     if shapes and start is not None:
         family.read_adapter(start).weights(shapes)
-    if shapes and config.model.checkpoint is not None:
-        from models.weights.dcp_checkpoints import DcpCheckpoint
-
-        DcpCheckpoint(Path(config.model.checkpoint)).places(shapes)
     if make_algorithm(config).requires.critic and config.critic.backbone == "own":
         own = folder if config.critic.path is None else critic_folder(config.critic.path)
-        _trained_shapes(family.trained_on_meta(own, critic=True), lora)
+        valued = family.trained_on_meta(own, critic=True)
+        if lora is None:
+            check_stored_whole(own, valued, label="critic.path")
+        _trained_shapes(valued, lora)
 
 
 def check_teachers(config: RunConfig) -> None:
-    """Check the folders of an algorithm's teachers like the folder of the base model.
-
-    Raises:
-        ConfigError: a folder does not hold a model of the family.
-    """
+    """Check the folders of an algorithm's teachers like the folder of the base model."""
     family = resolve(POLICIES, config.model.policy, label="model.policy")
     for name, path in make_algorithm(config).requires.teachers:
         folder, option = Path(path).expanduser(), f"teachers.{name}" if name else "teacher"

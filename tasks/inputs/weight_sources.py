@@ -7,22 +7,22 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigError
-from configs.folders import files_below
-from configs.model import ModelSection
-from configs.path_types import looks_local
-from models.weights.lora_files import adapter_files
-from storage.backends.file_hash_cache import file_hashes
-from storage.layout import PARTS, ArtifactRef
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.folders import files_below
+from flowmill.configs.model import ModelSection
+from flowmill.configs.path_types import looks_local
+from flowmill.models.weights.lora_files import adapter_files
+from flowmill.storage.backends.file_hash_cache import file_hashes
+from flowmill.storage.layout import PARTS, ArtifactRef
 
 if TYPE_CHECKING:
-    from storage.artifacts.commit import ArtifactStore
+    from flowmill.storage.artifacts.commit import ArtifactStore
 
 PIPELINE = "pipeline"
 OPTIMIZER = "optimizer.safetensors"
 CRITIC = "critic.safetensors"
 CRITIC_OPTIMIZER = "critic_optimizer.safetensors"
-ABOUT_POLICY = "policy.json"
+POLICY_FILE = "policy.json"
 
 
 class Weights(Enum):
@@ -48,15 +48,12 @@ def local_model(path: str, revision: str | None, *, without: frozenset[str] = fr
         path: a folder or a hub id.
         revision: of a hub id.
         without: components whose weights are not downloaded.
-
-    Raises:
-        ConfigError: there is no such folder or repository.
     """
     if Path(path).is_dir():
         return Path(path)
     if looks_local(path):
         raise ConfigError(f"model.path '{path}' is no folder, and no hub id like 'owner/name' either.")
-    from tasks.inputs.hub import download
+    from flowmill.tasks.inputs.hub import download
 
     return download(path, revision, without=without)
 
@@ -66,36 +63,32 @@ def source_folder(section: ModelSection, commit: str | None = None) -> Path:
 
     Args:
         section: the config section of the model.
-        commit: of a hub id, if known.
+        commit: of a hub id; None: that of the revision.
     """
     assert section.path is not None
-    return local_model(section.path, commit or section.revision, without=held_in_files(section))
+    return local_model(section.path, commit or section.revision, without=components_in_files(section))
 
 
-def held_in_files(section: ModelSection) -> frozenset[str]:
+def components_in_files(section: ModelSection) -> frozenset[str]:
     """Return the components of a hub id that single files replace; empty for a local folder."""
     if not section.single_files or Path(str(section.path)).is_dir():
         return frozenset()
-    from configs.registry import resolve
-    from models.policies import POLICIES
+    from flowmill.configs.registry import resolve
+    from flowmill.models.policies import POLICIES
 
     family = resolve(POLICIES, section.policy, label="model.policy")
     return family.check_single_files(section.single_files, None)  # type: ignore[no-any-return]
 
 
 def single_file_identity(section: ModelSection) -> dict[str, str]:
-    """Return the identity of single files: the checksum of each by component.
-
-    Raises:
-        ConfigError: a file does not exist.
-    """
-    found = {}
+    """Return the identity of single files: the checksum of each by component."""
+    identity = {}
     for component, path in section.single_files.items():
         file = Path(path).expanduser()
         if not file.is_file():
             raise ConfigError(f"model.single_file: there is no file '{path}'. Paths are relative to the config file.")
-        found[component or "file"] = file_hashes(file.parent, [file.name])[file.name]
-    return found
+        identity[component or "file"] = file_hashes(file.parent, [file.name])[file.name]
+    return identity
 
 
 def critic_folder(path: str) -> Path:
@@ -131,23 +124,8 @@ def _is_changed(snapshot: Path) -> bool:
     return any((snapshot / name).resolve().parent != blobs.resolve() for name in model_files(snapshot))
 
 
-def checkpoint_identity(folder: Path) -> dict[str, str]:
-    """Return the identity of a ``torch.distributed.checkpoint`` folder: the checksum of every file.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"model.checkpoint: there is no folder '{folder}'. Name one that dcp.save() wrote.")
-    return file_hashes(folder, sorted(file.name for file in folder.iterdir() if file.is_file()))
-
-
 def adapter_identity(path: Path) -> dict[str, str]:
-    """Return the identity of adapters: the checksum of every file that is read.
-
-    Raises:
-        ConfigError: there are no adapters.
-    """
+    """Return the identity of adapters: the checksum of every file that is read."""
     files = adapter_files(path)
     folder = files[0].parent
     return file_hashes(folder, sorted(file.relative_to(folder).as_posix() for file in files))
@@ -160,8 +138,8 @@ def changed_files(section: ModelSection) -> list[str] | None:
     looked += [(file.parent, [file.name]) for file in map(Path, section.single_files.values())]
     changed: list[str] = []
     for folder, names in looked:
-        believed, found = (file_hashes(folder, names, deep=deep) for deep in (False, True))
-        changed += [name for name in found if found[name] != believed[name]]
+        believed, hashes = (file_hashes(folder, names, deep=deep) for deep in (False, True))
+        changed += [name for name in hashes if hashes[name] != believed[name]]
     return changed if looked else None
 
 
@@ -171,12 +149,7 @@ def model_files(folder: Path) -> list[str]:
 
 
 def weight_files(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> list[Path] | None:
-    """Return the files of a policy's weights, see ``tensor_files``; None for the base model itself.
-
-    Raises:
-        NotCommittedError: the policy is not complete.
-        CorruptError: its files are damaged.
-    """
+    """Return the files of a policy's weights, see ``tensor_files``; None for the base model itself."""
     chosen = chosen_weights(store, ref, weights)
     return None if chosen is None else tensor_files(policy_folder(store, ref), chosen.value)
 
@@ -187,23 +160,14 @@ def tensor_files(folder: Path, name: str) -> list[Path]:
 
 
 def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> Weights | None:
-    """Return the weights to use for the requested ones of a policy; None for the base model itself.
-
-    Raises:
-        NotCommittedError: the policy is not complete.
-    """
+    """Return the weights to use for the requested ones of a policy; None for the base model itself."""
     store.require(ref)
     names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
     return next((each for each in (weights, Weights.TRAINED) if each.value in names), None)
 
 
 def critic_files(store: ArtifactStore, ref: ArtifactRef) -> list[Path] | None:
-    """Return the files of the critic trained with a policy, see ``tensor_files``; None if there is none yet.
-
-    Raises:
-        NotCommittedError: the policy is not complete.
-        CorruptError: its files are damaged.
-    """
+    """Return the files of the critic trained with a policy, see ``tensor_files``; None if there is none yet."""
     store.require(ref)
     names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
     return tensor_files(policy_folder(store, ref), CRITIC) if CRITIC in names else None
@@ -216,19 +180,11 @@ def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
 
 
 def exported_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
-    """Return the verified local folder of a complete export.
-
-    Raises:
-        NotCommittedError: the export is not complete.
-    """
+    """Return the verified local folder of a complete export."""
     store.require(ref)
     return store.folder(ref, store.shards(ref)[0]) / PIPELINE
 
 
 def origin_of(store: ArtifactStore, scored: ArtifactRef) -> ArtifactRef:
-    """Return the samples behind a scored artifact: the artifact itself, or the texts that its images show.
-
-    Raises:
-        NotCommittedError: the artifact is not complete.
-    """
+    """Return the samples behind a scored artifact: the artifact itself, or the texts that its images show."""
     return ArtifactRef.parse(store.require(scored).inputs[0]) if scored.kind == _DRAWN else scored

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import pi, sqrt
+from math import inf, pi
 from statistics import fmean, median_high
 from typing import Any
 
 import numpy as np
 
-from storage.layout import ArtifactRef
-from tasks.algorithms.resampling import FEWEST
-from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, scores_by_prompt
-from tasks.metrics.monitors import monitor_alerts
-from tasks.metrics.rules import RULES, History, Rule
-from tasks.runs.chain import Chain
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.algorithms.resampling import chance_of_fall
+from flowmill.tasks.metrics.evaluations import (
+    evaluated_epochs,
+    evaluation_figures,
+    scores_by_prompt,
+    section_bounds,
+)
+from flowmill.tasks.metrics.monitors import monitor_alerts
+from flowmill.tasks.metrics.rules import RULES, AlertRule, History
+from flowmill.tasks.runs.chain import Chain
 
 #: Names of all rules.
 NAMES = (*RULES, "monitor", "heldout")
@@ -69,20 +74,13 @@ class Watcher:
 
     def all(self) -> list[Alert]:
         """Return all alerts in the order of epochs."""
-        found = [*_of_rules(self.history()), *_of_monitors(self._chain), *self._heldout()]
-        return sorted(found, key=lambda alert: alert.epoch)
+        changes = [*_of_rules(self.history()), *_of_monitors(self._chain), *self._heldout()]
+        return sorted(changes, key=lambda alert: alert.epoch)
 
     def trained(self, epoch: int) -> list[Alert]:
         """Return the alerts that begin with the training of an epoch."""
-        found = [*_of_rules(self.history()), *_of_monitors(self._chain)]
-        return [alert for alert in found if alert.epoch == epoch]
-
-    def firing(self, epoch: int) -> list[Alert]:
-        """Return the rules that fire after the training of an epoch, also those that began before, and new alerts."""
-        upto = self.history().upto(epoch)
-        found = [(rule, rule.fires(upto)) for rule in RULES.values()]
-        rules = [_alert(rule, epoch, evidence) for rule, evidence in found if evidence is not None]
-        return [*rules, *(alert for alert in _of_monitors(self._chain) if alert.epoch == epoch)]
+        changes = [*_of_rules(self.history()), *_of_monitors(self._chain)]
+        return [alert for alert in changes if alert.epoch == epoch]
 
     def evaluated(self, epoch: int) -> list[Alert]:
         """Return the alerts that begin with the evaluation after an epoch."""
@@ -98,49 +96,67 @@ class Watcher:
         return History(self._chain.config, self._epochs)
 
     def _heldout(self) -> Iterator[Alert]:
-        """Yield an alert per reward where its held-out score first falls significantly below that of the base model.
+        """Yield an alert per reward where its held-out score falls significantly below that of the base model.
 
         The k-th evaluation after training began is tested at the level ``FALSE_ALARMS`` 6 / (pi^2 k^2). The levels of
-        all evaluations sum to ``FALSE_ALARMS`` (union bound), so the rate holds for a run of any length.
+        all evaluations sum to ``FALSE_ALARMS`` (union bound), so the rate holds for a run of any length. An episode
+        ends where chance explains the difference, at the level ``FALSE_ALARMS``; the next fall is a new one.
         """
         epochs = evaluated_epochs(self._chain)
         if not epochs or epochs[0] != 0:
             return
-        first, known = evaluation_figures(self._chain, 0).get("heldout", {}), set[str]()
+        first, fallen = evaluation_figures(self._chain, 0).get("heldout", {}), set[str]()
         for number, epoch in enumerate(epochs[1:], 1):
             now = evaluation_figures(self._chain, epoch).get("heldout", {})
-            for slot in sorted((now.keys() & first.keys()) - known):
+            for slot in sorted(now.keys() & first.keys()):
                 fell = now[slot]["mean"] < first[slot]["mean"]
-                if fell and self._chance(slot, epoch) <= FALSE_ALARMS * 6 / (pi * number) ** 2:
-                    known.add(slot)
+                chance = self._chance(slot, epoch) if fell else 1.0
+                if chance > FALSE_ALARMS:
+                    fallen.discard(slot)
+                elif slot not in fallen and chance <= FALSE_ALARMS * 6 / (pi * number) ** 2:
+                    fallen.add(slot)
                     yield _fallen(slot, epoch, first[slot]["mean"], now[slot]["mean"])
 
     def _chance(self, slot: str, epoch: int) -> float:
         """Return the p-value of a fall of a held-out score; computed once per pair of artifacts."""
         before, after = (self._chain.require(each, "judge", slot).ref for each in (0, epoch))
         if (before, after) not in self._chances:
-            scores = (scores_by_prompt(self._chain.store, ref, "heldout") for ref in (before, after))
-            self._chances[before, after] = fall_by_chance(*scores)
+            scores = [scores_by_prompt(self._chain.store, ref, "heldout") for ref in (before, after)]
+            chance = fall_by_chance(*scores, most=0.0)
+            if chance <= FALSE_ALARMS:  # otherwise no gain could make it a fall, and no reward needs to be imported
+                chance = fall_by_chance(*scores, most=self._largest_gain(slot))
+            self._chances[before, after] = chance
         return self._chances[before, after]
+
+    def _largest_gain(self, slot: str) -> float:
+        """Return the width of the scale that a reward declares; infinite without one."""
+        config = self._chain.config
+        sections = (*config.rewards, *config.monitors, *config.evaluate.judges)
+        section = next((each for each in sections if each.slot == slot), None)
+        low, high = (-inf, inf) if section is None else section_bounds(section)
+        return high - low
 
 
 def _of_rules(history: History) -> Iterator[Alert]:
     for rule in RULES.values():
         fired = False
         for epoch in range(1, len(history.epochs) + 1):
-            evidence = rule.fires(history.upto(epoch))
+            upto = history.upto(epoch)
+            evidence = rule.fires(upto)
             if evidence is not None and not fired:
-                yield _alert(rule, epoch, evidence)
+                yield _alert(rule, upto, evidence)
             fired = evidence is not None
 
 
-def _alert(rule: Rule, epoch: int, evidence: str) -> Alert:
-    return Alert(rule=rule.name, epoch=epoch, text=f"epoch {epoch}: {rule.text(evidence)}")
+def _alert(rule: AlertRule, history: History, evidence: str) -> Alert:
+    """Return the alert of a rule that fires after the last epoch of a history."""
+    epoch = len(history.epochs)
+    return Alert(rule=rule.name, epoch=epoch, text=f"epoch {epoch}: {rule.text(evidence, history.config)}")
 
 
 def _of_monitors(chain: Chain) -> Iterator[Alert]:
-    for found in monitor_alerts(chain):
-        yield Alert(rule="monitor", subject=found.monitor, epoch=found.epoch, text=found.text())
+    for alert in monitor_alerts(chain):
+        yield Alert(rule="monitor", subject=alert.monitor, epoch=alert.epoch, text=alert.text())
 
 
 def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:
@@ -152,55 +168,45 @@ def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:
     return Alert(rule="heldout", subject=slot, epoch=epoch, text=text)
 
 
-def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Return the p-value of a fall of scores, from a one-sided paired t-test over prompts.
+def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float], *, most: float = inf) -> float:
+    """Return the p-value of a fall of scores, paired by prompt.
 
     Args:
         before: the mean score of each prompt before training; NaN for prompts without one.
         after: the same after training.
+        most: the largest possible gain of a prompt; infinite if unknown.
     """
-    # The import of scipy.stats takes longer than the other work of 'flowmill status'.
-    from scipy.special import stdtr
-
     differences = np.array([after[prompt] - before[prompt] for prompt in before.keys() & after.keys()])
-    differences = np.sort(differences[np.isfinite(differences)])
-    if len(differences) < FEWEST or not differences.any():
-        return 1.0
-    count = len(differences)
-    with np.errstate(divide="ignore"):
-        statistic = differences.mean() / (differences.std(ddof=1) / sqrt(count))
-    return float(stdtr(count - 1, statistic))
+    return chance_of_fall(differences[np.isfinite(differences)], most=most)
 
 
 def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
     """Return the figures of a trained epoch for rules; None while its training is not complete."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for node in (*chain.plan.scored(epoch), *chain.plan.training(epoch)):
         entry = chain.find(*node)
         manifest = None if entry is None else chain.store.manifest(entry.ref)
         if manifest is None:
             return None
         if node.stage == "optimize":
-            found |= _updates(manifest.summary)
+            figures |= _updates(manifest.summary)
         elif not node.slot:
-            found |= {f"{node.stage}/{name}": value for name, value in manifest.summary.items() if _is_number(value)}
-    return found
+            figures |= {f"{node.stage}/{name}": value for name, value in manifest.summary.items() if _is_number(value)}
+    return figures
 
 
 def _updates(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return mean, maximum, upper median and last value of each figure over an epoch's updates, and the number of those
-    left out."""
+    """Return mean, maximum, upper median and last value of each figure over an epoch's updates, and those of the epoch:
+    how far the updates moved the policy, and how many are left out."""
     values: dict[str, list[float]] = {}
     for update in summary["updates"]:
         for name, value in update.items():
             values.setdefault(name, []).append(float(value))
-    if "left_out_kl" in summary:  # the policy moved as far as the first update that was left out shows
-        values.setdefault("approx_kl", []).append(summary["left_out_kl"])
-    found = {f"optimize/{name}": float(summary[name]) for name in ("left_out", "left_out_kl") if name in summary}
+    figures = {f"optimize/{name}": float(value) for name, value in summary.items() if _is_number(value)}
     for name, each in values.items():
         of_epoch = {"": fmean(each), "/max": max(each), "/median": median_high(each), "/last": each[-1]}
-        found |= {f"optimize/{name}{kind}": value for kind, value in of_epoch.items()}
-    return found
+        figures |= {f"optimize/{name}{kind}": value for kind, value in of_epoch.items()}
+    return figures
 
 
 def _is_number(value: Any) -> bool:

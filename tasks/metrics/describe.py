@@ -6,45 +6,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry
-from storage.layout import ArtifactRef
-from tasks.inputs.weight_sources import PIPELINE
-from tasks.metrics.alerts import alerts
-from tasks.metrics.evaluations import named_evaluations, named_figures, split_of
-from tasks.metrics.image_grids import GRID
-from tasks.metrics.speed import epoch_speeds
-from tasks.metrics.texts import TEXTS
-from tasks.metrics.view import RunView
-from tasks.runs.staleness import State, side_results, standings
-from tasks.runs.state import state_of
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.weight_sources import PIPELINE
+from flowmill.tasks.metrics.alerts import alerts
+from flowmill.tasks.metrics.evaluations import named_evaluations, named_figures, split_of
+from flowmill.tasks.metrics.image_grids import GRID
+from flowmill.tasks.metrics.speed import epoch_speeds
+from flowmill.tasks.metrics.texts import TEXTS
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.staleness import Freshness, side_results, statuses
+from flowmill.tasks.runs.state import state_of
 
 if TYPE_CHECKING:
-    from tasks.runs.chain import Chain
-    from tasks.runs.context import RunContext
-    from tasks.specs.graph import Node
-
-#: Series of a run's records for the results of a benchmark, with the benchmark's title.
-BENCHMARK = "benchmark"
+    from flowmill.tasks.runs.chain import Chain
+    from flowmill.tasks.runs.context import RunContext
+    from flowmill.tasks.specs.graph import Node
 
 
 def describe_run(context: RunContext) -> dict[str, Any]:
     """Return config, figures, artifacts and state of a run."""
     view, chain, run = RunView(context), context.chain, context.run
     context.store.remember(map(chain.ref, chain.nodes()))
-    finished, standing, rewards = max(view.trained, default=0), standings(chain), dict[str, dict[str, Any]]()
+    finished, stages, rewards = max(view.trained, default=0), statuses(chain), dict[str, dict[str, Any]]()
     for epoch, slot, summary in view.summaries("score"):
         rewards.setdefault(str(epoch), {})[slot] = summary
     return {
         "run": run.name,
         "root": run.store.root.uri,
-        "state": state_of(context, complete=all(each.state is State.FRESH for each in standing)),
+        "state": state_of(context, complete=all(each.state is Freshness.FRESH for each in stages)),
         "epochs": context.config.run.epochs,
         "finished_epochs": finished,
         "start": context.starts_from,
         "tracking": run.newest("tracking"),
-        "benchmark": (run.newest(BENCHMARK) or {}).get("title"),
         "evaluations": {str(epoch): figures for epoch, figures in view.evaluations.items()},
         "named_evaluations": [
             {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
@@ -54,14 +50,13 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "data": _given_counts(view),
         "rewards": rewards,
         "warnings": [alert.text for alert in alerts(chain)],
-        "branches": [str(made["reason"]) for _, _, made in view.summaries("steer") if made["reason"]],
         "advantages": {str(epoch): summary for epoch, _, summary in view.summaries("advantage")},
         "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [
             {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
             for e in chain.entries()
         ],
-        "stages": [each.as_dict() for each in standing],
+        "stages": [each.as_dict() for each in stages],
         "side_results": _side_results(chain),
         "config": context.config.model_dump(mode="json"),
     }
@@ -78,8 +73,8 @@ def _given_counts(view: RunView) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """The result of a stage, computed or found committed."""
+class StageResult:
+    """The result of a stage, computed or already committed."""
 
     node: Node
     """The stage."""
@@ -87,19 +82,21 @@ class Made:
     """``kind/id``."""
     means: Mapping[str, float]
     """Mean score by prompt list ('' where there are none); empty unless it holds rewards."""
-    found: bool = False
+    reused: bool = False
     """Whether it was already committed and not computed again."""
 
     def __str__(self) -> str:
         means = [f"{split} mean {mean:.3f}".strip() for split, mean in self.means.items()]
         shown = [f"({', '.join(means)})"] if means else []
-        return " ".join([str(self.node), self.artifact, *shown, *(["found, not computed again"] if self.found else [])])
+        return " ".join(
+            [str(self.node), self.artifact, *shown, *(["found, not computed again"] if self.reused else [])]
+        )
 
 
-def describe_made(context: RunContext, node: Node, ref: ArtifactRef, *, found: bool = False) -> Made:
+def describe_stage(context: RunContext, node: Node, ref: ArtifactRef, *, reused: bool = False) -> StageResult:
     """Return the result of a stage, with the mean scores of rewards."""
     means = {split: values["mean"] for split, values in _scores(context.store, ref).items()}
-    return Made(node, str(ref), means, found)
+    return StageResult(node, str(ref), means, reused)
 
 
 def _scores(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:
@@ -113,11 +110,11 @@ def _scores(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:
 
 
 def _side_results(chain: Chain) -> list[dict[str, Any]]:
-    found = []
+    results = []
     for side in side_results(chain):
         figures = _scores(chain.store, side.entry.ref)
-        found.append({**side.as_dict(), "figures": figures.get("", figures)})
-    return found
+        results.append({**side.as_dict(), "figures": figures.get("", figures)})
+    return results
 
 
 def describe_result(context: RunContext) -> dict[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_shard
-from tasks.metrics.image_grids import GRID
-from tasks.metrics.texts import TEXTS, Text, read_texts
-from tasks.runs.chain import Chain
-from tasks.specs.graph import OF, TURN
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_shard
+from flowmill.tasks.metrics.image_grids import GRID
+from flowmill.tasks.metrics.texts import TEXTS, Text, read_texts
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.specs.graph import OF, TURN
 
 #: Evaluated prompt lists, in order of execution.
 SPLITS = ("heldout", "train")
@@ -55,18 +57,18 @@ def evaluation_figures(chain: Chain, epoch: int) -> Figures:
     """
     config = chain.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
-    found = {slot: chain.find(epoch, "judge", slot) for slot in slots}
-    return _by_split(chain.store, {slot: entry.ref for slot, entry in found.items() if entry is not None})
+    entries = {slot: chain.find(epoch, "judge", slot) for slot in slots}
+    return _by_split(chain.store, {slot: entry.ref for slot, entry in entries.items() if entry is not None})
 
 
 def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactRef]]:
     """Return the additional evaluations: (epoch, name) -> rewards artifacts by reward, the newest of each."""
-    found: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
+    evaluations: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
     for entry in chain.run.entries():
         slot, _, name = entry.slot.partition(OF)
         if entry.stage == "judge" and name and TURN not in name:
-            found.setdefault((entry.epoch, name), {})[slot] = entry.ref
-    return found
+            evaluations.setdefault((entry.epoch, name), {})[slot] = entry.ref
+    return evaluations
 
 
 def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
@@ -89,10 +91,10 @@ def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None =
 
 def mean_by_prompt(scores: Iterable[tuple[str, float | None]]) -> dict[str, float]:
     """Return the mean of the scores of each prompt, in order; NaN for prompts of which no sample has a score."""
-    known: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for prompt, score in scores:
-        known.setdefault(prompt, []).extend([] if score is None else [score])
-    return {prompt: fmean(each) if each else nan for prompt, each in known.items()}
+        values.setdefault(prompt, []).extend([] if score is None else [score])
+    return {prompt: fmean(each) if each else nan for prompt, each in values.items()}
 
 
 def weighted_reward(config: RunConfig, figures: Figures) -> float:
@@ -109,6 +111,20 @@ def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
 def _weighted(config: RunConfig, scores: Mapping[str, Mapping[str, float]]) -> float:
     scored = [section for section in config.rewards if section.slot in scores]
     return float(sum(section.weight * scores[section.slot]["mean"] for section in scored))
+
+
+def section_bounds(section: RewardSection) -> tuple[float, float]:
+    """Return the lowest and the highest score that a reward declares, infinite where it declares none or is custom."""
+    from flowmill.models.rewards.factory import bounds_of
+
+    # To read a run imports no custom code.
+    return (None if ":" in section.name else bounds_of(section.name)) or (-math.inf, math.inf)
+
+
+def weighted_bounds(config: RunConfig) -> tuple[float, float]:
+    """Return the lowest and the highest weighted reward, infinite where a reward declares no bounds."""
+    ends = [sorted(each.weight * end for end in section_bounds(each)) for each in config.rewards if each.weight]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
 def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
@@ -138,8 +154,8 @@ def _first_reward(chain: Chain, epoch: int) -> LineageEntry | None:
 
 
 def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]:
-    held = [record for record in store.shards(ref) if any(file.name == name for file in record.files)]
-    return {split_of(record.shard): store.folder(ref, record) / name for record in held}
+    records = [record for record in store.shards(ref) if any(file.name == name for file in record.files)]
+    return {split_of(record.shard): store.folder(ref, record) / name for record in records}
 
 
 def evaluated_epochs(chain: Chain) -> list[int]:

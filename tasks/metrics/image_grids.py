@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from configs.escaping import visible
+from flowmill.configs.escaping import visible
 
 #: Name of an evaluation's grid among the files of its scores.
 GRID = "grid.png"
 #: Folder of an evaluation with its clips as separate files.
 CLIPS = "clips"
-#: Width of a grid in pixels, about that of a screen.
+#: Width of a grid in pixels, roughly that of a screen.
 _WIDTH = 1280
 _FONT = 15
 _LINE = _FONT + 4

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from configs.errors import CorruptError
-from configs.rewards import RewardSection
-from storage.trajectories.tables import read_rows
-from tasks.runs.chain import Chain
+from flowmill.configs.errors import CorruptError
+from flowmill.configs.rewards import RewardSection
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.runs.chain import Chain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,14 +49,14 @@ def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
     """Return the first alert of each monitor that fell while the optimized sum rose; reads manifests only."""
     if not chain.config.monitors:
         return []
-    from tasks.algorithms.trends import first_opposed
+    from flowmill.tasks.algorithms.trends import first_opposed
 
-    found = []
+    alerts = []
     for slot, rewards, values in _monitored(chain, range(1, chain.config.run.epochs + 1)):
         epoch = first_opposed(rewards, values)
         if epoch is not None:
-            found += _shown(slot, rewards[:epoch], values[:epoch], epoch)
-    return found
+            alerts += _shown(slot, rewards[:epoch], values[:epoch], epoch)
+    return alerts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,9 @@ class Scored:
 
 
 def read_scored(chain: Chain, epoch: int) -> Scored:
-    """Read the tables of an epoch that are compared; empty where there is nothing to compare.
-
-    Raises:
-        NotCommittedError: one of several rewards has not been scored.
-    """
+    """Read the tables of an epoch that are compared; empty where there is nothing to compare."""
     config, store = chain.config, chain.store
-    several = config.rewards if len(config.rewards) > 1 and not chain.plan.given else ()
+    several = config.rewards if len(config.rewards) > 1 and not chain.plan.has_data else ()
     rewards = {section.slot: chain.require(epoch, "score", section.slot).ref for section in several}
     monitors = {section.slot: chain.find(epoch, "score", section.slot) for section in config.monitors}
     advantage = chain.find(epoch, "advantage") if monitors else None
@@ -90,27 +86,23 @@ def read_scored(chain: Chain, epoch: int) -> Scored:
 
 
 def correlations(scored: Scored) -> dict[str, float]:
-    """Return the correlation of each monitor's scores with the optimized sum over an epoch's samples.
-
-    Raises:
-        CorruptError: a monitor and the advantages have different samples.
-    """
-    optimized, found = scored.advantages, {}
+    """Return the correlation of each monitor's scores with the optimized sum over an epoch's samples."""
+    optimized, values_by_slot = scored.advantages, {}
     if optimized is None:
         return {}
     import torch
 
-    from tasks.algorithms.trends import correlation
+    from flowmill.tasks.algorithms.trends import correlation
 
     for slot, monitored in scored.monitors.items():
         if optimized.column("sample_id") != monitored.column("sample_id"):
             raise CorruptError(f"The monitor '{slot}' scores other samples than the advantages are of.")
         both = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
-        known = ~(both[0].isnan() | both[1].isnan())
-        value = correlation(both[0][known], both[1][known])
+        valid = ~(both[0].isnan() | both[1].isnan())
+        value = correlation(both[0][valid], both[1][valid])
         if value is not None:
-            found[slot] = value
-    return found
+            values_by_slot[slot] = value
+    return values_by_slot
 
 
 def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float]:
@@ -120,14 +112,14 @@ def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float
         return {}
     import torch
 
-    from tasks.advantages.groups import contributions
-    from tasks.metrics.reward_tables import group_numbers, optimized_parts
+    from flowmill.tasks.advantages.groups import contributions
+    from flowmill.tasks.metrics.reward_tables import group_numbers, optimized_parts
 
     groups, _ = group_numbers(tables[0])
     parts = [section.weight * part for section, part in zip(sections, optimized_parts(sections, tables), strict=True)]
-    known = ~torch.stack(parts).isnan().any(0)
-    found = contributions([part[known] for part in parts], groups[known].unique(return_inverse=True)[1])
-    return {} if found is None else dict(zip(scored.rewards, found, strict=True))
+    valid = ~torch.stack(parts).isnan().any(0)
+    contributed = contributions([part[valid] for part in parts], groups[valid].unique(return_inverse=True)[1])
+    return {} if contributed is None else dict(zip(scored.rewards, contributed, strict=True))
 
 
 def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -135,8 +127,8 @@ def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tenso
     rewards = _means(chain, "advantage", "", "reward_mean", epochs)
     for section in chain.config.monitors:
         values = _means(chain, "score", section.slot, "mean", epochs)
-        known = min(len(rewards), len(values))
-        yield section.slot, rewards[:known], values[:known]
+        count = min(len(rewards), len(values))
+        yield section.slot, rewards[:count], values[:count]
 
 
 def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
@@ -155,7 +147,7 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
 
 def _shown(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> list[MonitorAlert]:
     """Return the alert that the last means up to an epoch give, if any."""
-    from tasks.algorithms.trends import ends, opposed_window
+    from flowmill.tasks.algorithms.trends import ends, opposed_window
 
     size = opposed_window(rewards, values, epochs=epoch)
     if size is None:

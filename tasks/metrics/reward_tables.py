@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import torch
 
-from configs.rewards import RewardSection
-from tasks.advantages.groups import composed
-from tasks.runs.chain import Chain
+from flowmill.configs.rewards import RewardSection
+from flowmill.tasks.advantages.groups import composed
+from flowmill.tasks.runs.chain import Chain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def earned(chain: Chain, epoch: int) -> str:
-    """Return the mean optimized reward of an epoch's samples in words; for given samples the mean loss."""
-    if chain.plan.given:
+    """Return the mean optimized reward of an epoch's samples in words; for ingested samples the mean loss."""
+    if chain.plan.has_data:
         losses = [
             update["loss"] for update in chain.store.require(chain.require(epoch, "optimize").ref).summary["updates"]
         ]

@@ -1,7 +1,7 @@
 """Alert rules over the figures of a run: the symptoms of failing training, their meaning and remedies, in one table.
 
 A rule only reads figures of trained epochs, so it gives the same answer on every machine and after every restart.
-Rules that compare samples with each other (monitors, held-out scores) are in ``tasks.metrics.alerts``.
+Rules that compare samples with each other (monitors, held-out scores) are in ``flowmill.tasks.metrics.alerts``.
 A new rule is one entry of ``RULES``; ``tests/tasks/metrics/test_alerts.py`` requires a run that has its fault.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from configs.schema import RunConfig
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.components import make_algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class History:
 
     def last(self, name: str, count: int = 1) -> list[float]:
         """Return a figure of the last epochs; empty unless all of them have it."""
-        found = [figures[name] for figures in self.epochs[-count:] if name in figures]
-        return found if len(found) == count else []
+        values = [figures[name] for figures in self.epochs[-count:] if name in figures]
+        return values if len(values) == count else []
 
     def before(self, name: str) -> list[float]:
         """Return a figure of all epochs before the last."""
@@ -44,7 +45,7 @@ Condition = Callable[[History], "str | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AlertRule:
     """A rule that detects one fault of training."""
 
     name: str
@@ -57,17 +58,20 @@ class Rule:
     """Interpretation of the symptom."""
     remedy: str
     """Recommended changes."""
+    advice: Callable[[RunConfig], str] | None = None
+    """The same with the values of a run."""
     source: str
     """Source of the rule or its limit."""
     false_alarms: str
     """Frequency on runs without the fault."""
 
-    def text(self, evidence: str) -> str:
-        """Return one warning in words."""
-        return f"{evidence}: {self.meaning}. {self.remedy}."
+    def text(self, evidence: str, config: RunConfig) -> str:
+        """Return one warning in words for the run of a config."""
+        remedy = self.remedy if self.advice is None else self.advice(config)
+        return f"{evidence}: {self.meaning}. {remedy}."
 
 
-def _above(name: str, label: str, limit: float, *, epochs: int = 1, unit: str = "") -> Condition:
+def _above(name: str, label: str, limit: float, *, epochs: int = 1) -> Condition:
     """Return the condition that a figure is at least ``limit`` in the last ``epochs`` epochs."""
 
     def fires(history: History) -> str | None:
@@ -75,9 +79,42 @@ def _above(name: str, label: str, limit: float, *, epochs: int = 1, unit: str = 
         if not values or not all(value >= limit for value in values):
             return None
         for_long = f" for {epochs} epochs" if epochs > 1 else ""
-        return f"{label} is {values[-1]:.3g}{unit}, {limit:g} or more{for_long}"
+        return f"{label} is {values[-1]:.3g}, {limit:g} or more{for_long}"
 
     return fires
+
+
+#: KLs of an epoch with the limits that its algorithm set, and what they are to.
+_KLS = (
+    ("kl_epoch", "kl_epoch_limit", "from the policy that made the samples"),
+    ("left_out_kl", "kl_epoch_limit", "from the policy that made the samples, with an update that is undone"),
+    ("kl_base", "kl_base_limit", "from the base model"),
+)
+
+
+def _moved(history: History) -> str | None:
+    for name, limit, of in _KLS:
+        value, most = history.last(f"optimize/{name}"), history.last(f"optimize/{limit}")
+        if value and most and value[0] >= most[0]:
+            return f"the policy is {value[0]:.3g} nats {of}, {most[0]:.3g} or more"
+    return None
+
+
+def _nearer(config: RunConfig) -> str:
+    """Return how to keep a run's policy near, with the run's values."""
+    section = config.optimize
+    updates = section.updates_per_epoch * section.inner_epochs
+    # To read a run imports no custom algorithm.
+    algorithm = None if ":" in section.algorithm.name else make_algorithm(config)
+    clip, kl_coef = getattr(algorithm, "clip_range", None), getattr(algorithm, "kl_coef", None)
+    lower = [f"optimize.learning_rate ({section.learning_rate:g})"]
+    if updates > 1:
+        lower.append(f"the updates per epoch ({updates})")
+    if clip is not None:
+        lower.append(f"clip_range ({clip:g}{'' if updates > 1 else ', which one update per epoch does not meet'})")
+    further = [] if kl_coef is None else [f"raise kl_coef ({kl_coef:g})"]
+    further += ["set optimize.stop_kl, which undoes such updates"] if section.stop_kl is None else []
+    return "; ".join([f"Lower {' or '.join(lower)}", *further])
 
 
 def _clipped(history: History) -> str | None:
@@ -165,20 +202,23 @@ _MEASURED = "none in the runs of docs/operating.md#alerts"
 _NEVER = "none: the condition is exact"
 
 #: All rules over figures of epochs, by name.
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, AlertRule] = {
     rule.name: rule
     for rule in (
-        Rule(
+        AlertRule(
             name="kl",
-            # Single updates may exceed it: the estimate has a heavy tail, and one token with a large ratio is enough.
-            condition="half of the updates of an epoch have an approx_kl of 0.5 nats or more",
-            fires=_above("optimize/approx_kl/median", "approx_kl", 0.5, unit=" nats"),
-            meaning="within the epoch the policy moved far from the policy that sampled, so ratios say little",
-            remedy="Lower optimize.learning_rate, take fewer optimize.updates_per_epoch, or add a KL term (kl_coef)",
+            condition=(
+                "after an epoch the policy is 1 nat per token or more from the one that made its samples (of "
+                "denoisers: log-ratios are ten times the clip range), or 2 nats per token from the base model"
+            ),
+            fires=_moved,
+            meaning="one epoch moved it so far, or all epochs did, that it may no longer write or draw anything useful",
+            remedy="Lower optimize.learning_rate or the clip range, raise kl_coef, or set optimize.stop_kl",
+            advice=_nearer,
             source="Schulman 2020, approximating KL divergence (k3); PPO implementations stop at 0.01 to 0.05",
-            false_alarms="two in the runs of docs/operating.md#alerts, in first epochs",
+            false_alarms="1 in 60 first epochs (docs/evidence.md)",
         ),
-        Rule(
+        AlertRule(
             name="clipped",
             condition="90 % or more of the rows of the last update of an epoch are clipped",
             fires=_clipped,
@@ -187,7 +227,7 @@ RULES: Mapping[str, Rule] = {
             source="arXiv 1707.06347, eq. 7: a clipped row has gradient 0",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="gradient_exploding",
             condition="a gradient norm is not finite, or 100 times the median of at least three earlier epochs",
             fires=_exploding,
@@ -196,7 +236,7 @@ RULES: Mapping[str, Rule] = {
             source="arXiv 1211.5063 (norm clipping)",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="gradient_zero",
             condition="the gradient norm is exactly 0 in every update of an epoch that trains the policy",
             fires=_no_gradient,
@@ -205,7 +245,7 @@ RULES: Mapping[str, Rule] = {
             source="identity",
             false_alarms=_NEVER,
         ),
-        Rule(
+        AlertRule(
             name="entropy",
             condition="the mean entropy of an epoch is 2 % or less of that of the first",
             fires=_entropy,
@@ -214,7 +254,7 @@ RULES: Mapping[str, Rule] = {
             source="arXiv 2503.14476, section 3.1 (entropy collapse)",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="log_prob_gap",
             condition="log-probs of sampling and training differ by 0.01 or more and by 10 times those of epoch 1",
             fires=_gap,
@@ -223,7 +263,7 @@ RULES: Mapping[str, Rule] = {
             source="arXiv 2510.18927 (training-inference mismatch)",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="no_spread",
             condition="95 % or more of the groups have equal rewards in two epochs in a row",
             fires=_above("advantage/zero_std_ratio", "the share of groups with equal rewards", 0.95, epochs=2),
@@ -232,7 +272,7 @@ RULES: Mapping[str, Rule] = {
             source="arXiv 2503.14476, section 3.2 (dynamic sampling)",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="explained_variance",
             condition="the critic's explained variance is below 0 in three epochs in a row",
             fires=_unexplained,
@@ -241,7 +281,7 @@ RULES: Mapping[str, Rule] = {
             source="1 - Var(return - value) / Var(return), as PPO implementations log it",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="length",
             condition="completions reach 95 % of max_new in two epochs in a row, and did not in the first epoch",
             fires=_length,
@@ -250,7 +290,7 @@ RULES: Mapping[str, Rule] = {
             source="arXiv 2503.14476, section 3.4 (overlong completions)",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="identical_samples",
             condition="80 % or more of the samples of an epoch equal another of their group",
             fires=_repeats,
@@ -259,7 +299,7 @@ RULES: Mapping[str, Rule] = {
             source="identity of the stored bytes",
             false_alarms=_MEASURED,
         ),
-        Rule(
+        AlertRule(
             name="excluded",
             condition="10 % or more of the samples of an epoch have no score",
             fires=_failed,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import StoreError
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
-from storage.trajectories.tables import TABLES, read_rows
-from tasks.inputs.components import open_trajectory_store
+from flowmill.configs.errors import StoreError
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
+from flowmill.storage.trajectories.tables import TABLES, read_rows
+from flowmill.tasks.inputs.components import open_trajectory_store
 
 #: Columns with payload locations, which do not describe a sample.
 _PLACES = ("arrays", "media_offset", "media_size")
@@ -28,13 +28,7 @@ def stored_as(options: Mapping[str, Any]) -> str:
 
 
 def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShard]:
-    """Yield the opened shards of an artifact that holds samples, in order.
-
-    Raises:
-        StoreError: the artifact holds no samples.
-        NotCommittedError: it is not complete.
-        CorruptError: a table is damaged.
-    """
+    """Yield the opened shards of an artifact that holds samples, in order."""
     options = store.require(ref).options
     if ref.kind not in _SAMPLES:
         raise StoreError(f"{ref} holds no samples; {', '.join(_SAMPLES)} do. 'flowmill store ls' lists them.")
@@ -44,15 +38,10 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
 
 
 def rows_of(
-    store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
+    store: ArtifactStore, ref: ArtifactRef, requested: Collection[str] | None
 ) -> Iterator[tuple[str, TrajectoryShard, int]]:
-    """Yield id, opened shard and row of the wanted samples (None: all) in shard order.
-
-    Raises:
-        StoreError: the artifact lacks a wanted sample, or holds none.
-        CorruptError: a table is damaged.
-    """
-    left: set[str] | None = None if wanted is None else set(wanted)
+    """Yield id, opened shard and row of the requested samples (None: all) in shard order."""
+    left: set[str] | None = None if requested is None else set(requested)
     for shard in shards_of(store, ref):
         for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
             if left is None or sample in left:
@@ -63,24 +52,20 @@ def rows_of(
 
 
 def places_of(
-    store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
+    store: ArtifactStore, ref: ArtifactRef, requested: Collection[str] | None
 ) -> dict[str, tuple[TrajectoryShard, int]]:
-    """Return opened shard and row of the wanted samples by id; see ``rows_of``."""
-    return {sample: (shard, row) for sample, shard, row in rows_of(store, ref, wanted)}
+    """Return opened shard and row of the requested samples by id; see ``rows_of``."""
+    return {sample: (shard, row) for sample, shard, row in rows_of(store, ref, requested)}
 
 
 def stored_sample(shard: TrajectoryShard, row: int) -> Sample:
-    """Return the sample of a row as it was stored, with its arrays and its image.
-
-    Raises:
-        CorruptError: a file is damaged.
-    """
-    about = shard.table.slice(row, 1).drop_columns([*_PLACES, "media_format"]).to_pylist()[0]
-    about["metadata"] = json.loads(about["metadata"])
+    """Return the sample of a row as it was stored, with its arrays and its image."""
+    fields = shard.table.slice(row, 1).drop_columns([*_PLACES, "media_format"]).to_pylist()[0]
+    fields["metadata"] = json.loads(fields["metadata"])
     for name in ("log_probs", "reference_kl"):
-        about[name] = np.array(about[name], np.float32)
-    about |= {name: shard.array(name, row).copy() for name in ARRAYS if shard.shape(name, row)}
-    return Sample(**about, media=shard.media(row) if shard.media_format(row) else None)
+        fields[name] = np.array(fields[name], np.float32)
+    fields |= {name: shard.array(name, row).copy() for name in ARRAYS if shard.shape(name, row)}
+    return Sample(**fields, media=shard.media(row) if shard.media_format(row) else None)
 
 
 def about_sample(shard: TrajectoryShard, row: int) -> tuple[str, dict[str, Any]]:
@@ -90,13 +75,7 @@ def about_sample(shard: TrajectoryShard, row: int) -> tuple[str, dict[str, Any]]
 
 
 def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
-    """Return all rows of an artifact of samples, prompts, rewards or advantages, in shard order.
-
-    Raises:
-        StoreError: artifacts of this kind have no table.
-        NotCommittedError: it is not complete.
-        CorruptError: a table is damaged.
-    """
+    """Return all rows of an artifact of samples, prompts, rewards or advantages, in shard order."""
     if ref.kind in _SAMPLES:
         return pa.concat_tables([_readable(shard) for shard in shards_of(store, ref)])
     if ref.kind not in TABLES:
@@ -113,37 +92,24 @@ def _readable(shard: TrajectoryShard) -> pa.Table:
     return table.append_column("text", pa.array(written, pa.string())) if is_text else table
 
 
-def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Return images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, by sample id, in shard order.
-
-    Raises:
-        StoreError: the artifact lacks a wanted sample, or holds no media.
-        CorruptError: a file is damaged.
-    """
-    return {sample: shard.media(row) for sample, shard, row in rows_of(store, ref, wanted)}
+def media_of(store: ArtifactStore, ref: ArtifactRef, requested: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Return images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, by sample id, in shard order."""
+    return {sample: shard.media(row) for sample, shard, row in rows_of(store, ref, requested)}
 
 
 def arrays_of(
-    store: ArtifactStore, ref: ArtifactRef, name: str, wanted: Collection[str] | None = None
+    store: ArtifactStore, ref: ArtifactRef, name: str, requested: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Return copies of a stored array, such as 'latents', (N, ...), by sample id, in shard order.
-
-    Raises:
-        StoreError: the artifact lacks a wanted sample.
-        CorruptError: the array is not stored, or a file is damaged.
-    """
-    return {sample: shard.array(name, row).copy() for sample, shard, row in rows_of(store, ref, wanted)}
+    """Return copies of a stored array, such as 'latents', (N, ...), by sample id, in shard order."""
+    return {sample: shard.array(name, row).copy() for sample, shard, row in rows_of(store, ref, requested)}
 
 
 def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
     """Return an mp4 (H.264, AAC) of a stored clip with sound; None for every other sample.
 
     Browsers do not play the lossless stored file.
-
-    Raises:
-        CorruptError: the stored file cannot be decoded.
     """
-    from storage.trajectories.media import MediaFormat
+    from flowmill.storage.trajectories.media import MediaFormat
 
     sound = shard.sound_of(row)
     if sound is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Scores
-from tasks.inputs.prompts import SOURCE
+from flowmill.models.rewards.base import Batch, Scores
+from flowmill.tasks.inputs.prompts import SOURCE
 
 
 def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
@@ -45,17 +45,17 @@ def score_summary(batch: Batch, scores: Scores, perfect: float | None) -> dict[s
     failed = np.isnan(scores.values) & np.array([bool(note) for note in scores.notes or [""] * len(batch)])
     if failed.any():
         summary["failed"] = int(failed.sum())
-    of = np.array([about.get(SOURCE, "") for about in batch.metadata])
+    of = np.array([metadata.get(SOURCE, "") for metadata in batch.metadata])
     if any(of):
         by_source = {name: figures_of(scores.values[of == name], perfect) for name in sorted(set(of.tolist()))}
-        summary["sources"] = {name: found for name, found in by_source.items() if found["scored"]}
+        summary["sources"] = {name: counts for name, counts in by_source.items() if counts["scored"]}
     return summary
 
 
 def figures_of(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
     """Return mean, count of perfect scores and count of (N,) scores; NaN marks samples without a score."""
-    known = values[~np.isnan(values)]
-    figures: dict[str, Any] = {"mean": float(known.mean(dtype=np.float64))} if len(known) else {}
+    valid = values[~np.isnan(values)]
+    figures: dict[str, Any] = {"mean": float(valid.mean(dtype=np.float64))} if len(valid) else {}
     if perfect is not None:
-        figures["exact"] = int((known >= perfect).sum())
-    return {**figures, "scored": len(known)}
+        figures["exact"] = int((valid >= perfect).sum())
+    return {**figures, "scored": len(valid)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from storage.artifacts.records import Manifest
-from storage.layout import ArtifactRef
-from tasks.runs.chain import Chain
+from flowmill.storage.artifacts.records import Manifest
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.runs.chain import Chain
 
 #: Unit of the rows of stages whose row rate measures the model's speed.
 ROWS = {"rollout": "samples", "optimize": "rows"}
@@ -15,7 +15,7 @@ _WORTH_SAYING = 0.05
 
 
 def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
-    """Return the speed of computing an artifact of rollouts or training, as far as it is known.
+    """Return the speed of computing an artifact of rollouts or training, as far as it is recorded.
 
     'samples_per_s' or 'rows_per_s'; 'outside_model', the share of the time in which no model computed; 'tflops_per_s'
     of the denoisers; 'mfu', that rate over the device's peak (PaLM, arXiv 2204.02311, appendix B).
@@ -54,8 +54,8 @@ def epoch_speeds(chain: Chain, epoch: int) -> dict[str, dict[str, float]]:
     """Return the speeds of a trained epoch's stages, see ``speed_of``; empty before any."""
     if epoch == 0:
         return {}
-    found = {stage: chain.find(epoch, stage) for stage in ROWS}
-    manifests = {stage: chain.store.manifest(entry.ref) for stage, entry in found.items() if entry is not None}
+    entries = {stage: chain.find(epoch, stage) for stage in ROWS}
+    manifests = {stage: chain.store.manifest(entry.ref) for stage, entry in entries.items() if entry is not None}
     return {stage: speed_of(chain, manifest) for stage, manifest in manifests.items() if manifest is not None}
 
 

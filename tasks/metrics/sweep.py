@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from configs.errors import ConfigError
-from configs.escaping import command
-from configs.fingerprint import fingerprint
-from configs.overrides import read_yaml
-from configs.schema import RunConfig
-from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.escaping import command
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.overrides import read_yaml
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
+    from flowmill.tasks.runs.context import RunContext
 
 #: Name of the evaluation of the best variant on prompts that took no part in the selection.
 FINAL = "final"
@@ -89,7 +89,7 @@ def over_seeds(outcomes: Sequence[Outcome]) -> list[SeedSummary]:
     for each in outcomes:
         if SEED in each.variant.settings and each.figures:
             groups.setdefault(fingerprint(_without_seed(each.variant)), []).append(each)
-    found = []
+    summaries = []
     for members in groups.values():
         count, summary = len(members), dict[str, tuple[float, float, float]]()
         if count < 2:
@@ -100,8 +100,8 @@ def over_seeds(outcomes: Sequence[Outcome]) -> list[SeedSummary]:
                 mean = fmean(values)
                 half = float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count)
                 summary[figure] = (mean, mean - half, mean + half)
-        found.append(SeedSummary(settings=_without_seed(members[0].variant), count=count, figures=summary))
-    return found
+        summaries.append(SeedSummary(settings=_without_seed(members[0].variant), count=count, figures=summary))
+    return summaries
 
 
 def _without_seed(variant: Variant) -> dict[str, Any]:
@@ -115,15 +115,12 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
         name: name of the sweep, and prefix of the names of its runs.
         grids: ``section.key=value,value`` strings.
         lists: lines of ``section.key=value`` strings, split like shell arguments.
-
-    Raises:
-        ConfigError: an argument is malformed, a variant sets a key twice, or two variants are the same.
     """
     if not grids and not lists:
         raise ConfigError("A sweep needs --grid key=value,value, or --list FILE.")
     axes = [_axis(grid) for grid in grids]
     rows = [_row(line) for line in lists] or [()]
-    found: dict[str, Variant] = {}
+    by_name: dict[str, Variant] = {}
     for row in rows:
         for chosen in itertools.product(*axes):
             pairs = [*row, *chosen]
@@ -131,18 +128,14 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
             if twice:
                 raise ConfigError(f"'{twice[0]}' is given twice in one variant. Leave one of them out.")
             variant = Variant(name="-".join([name, *(_part(*pair) for pair in pairs)]), settings=dict(pairs))
-            if variant.name in found:
+            if variant.name in by_name:
                 raise ConfigError(f"Two variants are the same: {' '.join(variant.overrides)}.")
-            found[variant.name] = variant
-    return list(found.values())
+            by_name[variant.name] = variant
+    return list(by_name.values())
 
 
 def read_list(file: Path) -> list[str]:
-    """Return the lines of a list of variants, without empty ones and those that begin with #.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return the lines of a list of variants, without empty ones and those that begin with #."""
     try:
         lines = [line.strip() for line in file.read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -173,11 +166,7 @@ def with_final(best: Outcome, context: RunContext) -> Outcome:
 
 
 def final_settings(config: RunConfig, prompts: str) -> list[str]:
-    """Return the overrides of the evaluation on prompts that took no part in the selection.
-
-    Raises:
-        ConfigError: the run has several prompt sources, each with separate lists.
-    """
+    """Return the overrides of the evaluation on prompts that took no part in the selection."""
     if config.prompts.sources:
         raise ConfigError(
             f"--final '{prompts}': prompts.sources has separate lists for each source, so one list cannot take their "
@@ -208,8 +197,8 @@ def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: st
         "variants there are, the more of its lead is chance."
     )
     if best.final and prompts is not None:
-        found = ", ".join(f"{figure} {value:.4g}" for figure, value in best.final.items())
-        return f"{note} On {prompts}, which chose nothing, {best.variant.name} has {found}."
+        figures = ", ".join(f"{figure} {value:.4g}" for figure, value in best.final.items())
+        return f"{note} On {prompts}, which chose nothing, {best.variant.name} has {figures}."
     which = ["--run", best.variant.name, "--epoch", str(best.epoch), *(("--root", root) if root else ())]
     stage = command("flowmill", "stage", "evaluate", *which, "--name", FINAL, "--set", "prompts.heldout=FILE")
     return f"{note} For a figure to report, evaluate it on prompts that chose nothing: --final FILE, or {stage}"
@@ -241,12 +230,12 @@ def _axis(grid: str) -> list[tuple[str, Any]]:
 def _row(line: str) -> tuple[tuple[str, Any], ...]:
     try:
         parts = [part.partition("=") for part in shlex.split(line)]
-        found = tuple((key, read_yaml(value)) for key, separator, value in parts if key and separator)
+        settings = tuple((key, read_yaml(value)) for key, separator, value in parts if key and separator)
     except (ValueError, yaml.YAMLError):
-        found, parts = (), [("", "", "")]
-    if len(found) != len(parts):
+        settings, parts = (), [("", "", "")]
+    if len(settings) != len(parts):
         raise ConfigError(f"--list: '{line}' is not of the form section.key=value section.key=value.")
-    return found
+    return settings
 
 
 def _part(key: str, value: Any) -> str:

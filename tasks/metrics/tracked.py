@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from configs.fingerprint import fingerprint
-from storage.artifacts.records import Manifest
-from storage.layout import ArtifactRef
-from tasks.metrics.evaluations import (
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.storage.artifacts.records import Manifest
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.prompts import list_name
+from flowmill.tasks.metrics.evaluations import (
     Figures,
     flat,
     grids,
@@ -23,17 +25,17 @@ from tasks.metrics.evaluations import (
     weighted_reward,
     weighted_rewards,
 )
-from tasks.metrics.evaluations import evaluation_figures as figures_of
-from tasks.metrics.given import given_figures
-from tasks.metrics.image_grids import CLIPS
-from tasks.metrics.monitors import correlations, read_scored, shares
-from tasks.metrics.points import ACHIEVED, Point, scores_first
-from tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
-from tasks.metrics.texts import Text
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.specs.graph import TURN, Node
-from tasks.specs.turns import split_turn
+from flowmill.tasks.metrics.evaluations import evaluation_figures as figures_of
+from flowmill.tasks.metrics.image_grids import CLIPS
+from flowmill.tasks.metrics.ingested import ingested_figures
+from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
+from flowmill.tasks.metrics.points import ACHIEVED, Point, scores_first
+from flowmill.tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
+from flowmill.tasks.metrics.texts import Text
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import TURN, Node
+from flowmill.tasks.specs.turns import split_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +81,11 @@ class EvaluationContent(Content):
 
 
 def epoch_content(chain: Chain, epoch: int) -> Content | None:
-    """Return the logged content of an epoch; None while its training is not up to date.
-
-    Raises:
-        NotCommittedError: artifacts or files of the epoch are lost.
-    """
-    made = _made(chain, epoch)
-    if made is None:
+    """Return the logged content of an epoch; None while its training is not up to date."""
+    manifests = _manifests(chain, epoch)
+    if manifests is None:
         return None
-    figures = _epoch_figures(chain, made)
+    figures = _epoch_figures(chain, manifests)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
     if "reward/mean" in figures:
         points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
@@ -100,49 +98,36 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
         Point(key=f"reward/{slot}_share", value=value, step=epoch)
         for slot, value in shares(scored, chain.config.rewards).items()
     ]
-    skipped = _abandoned_updates(chain, epoch)
-    for update in made[epoch, "optimize", ""].summary["updates"]:
-        step = skipped + int(update["update"])
+    for update in _updates(manifests[epoch, "optimize", ""].summary):
+        step = int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
-    identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
-    time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in made.values()])
+    identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in manifests.items()])[:8]
+    time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in manifests.values()])
     return Content(epoch=epoch, identity=identity, time_ms=time_ms, points=scores_first(points))
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
-    """Return the logged content of an epoch's scheduled evaluation; None while it is missing or not up to date.
-
-    Raises:
-        NotCommittedError: artifacts or files of the evaluation are lost.
-    """
+    """Return the logged content of an epoch's scheduled evaluation; None while it is missing or not up to date."""
     nodes = list(chain.plan.evaluation(epoch))
-    found = [chain.find(*node) for node in nodes]
-    if any(entry is None for entry in found):
+    entries = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in entries):
         return None
-    refs = [entry.ref for entry in found if entry is not None]
-    made = _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+    refs = [entry.ref for entry in entries if entry is not None]
+    content = _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
     losses = (chain.store.require(ref).summary for ref in refs if ref.kind == "losses")
     points = [Point(key=f"heldout/{name}", value=value, step=epoch) for each in losses for name, value in each.items()]
-    return replace(made, points=scores_first((*made.points, *points)))
+    return replace(content, points=scores_first((*content.points, *points)))
 
 
 def side_contents(chain: Chain) -> list[EvaluationContent]:
-    """Return the logged content of all additional evaluations.
-
-    Raises:
-        NotCommittedError: an evaluation is not complete.
-    """
-    found = (side_content(chain, *key) for key in named_evaluations(chain))
-    return [each for each in found if each is not None]
+    """Return the logged content of all additional evaluations."""
+    contents = (side_content(chain, *key) for key in named_evaluations(chain))
+    return [each for each in contents if each is not None]
 
 
 def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | None:
-    """Return the logged content of an additional evaluation, None without images.
-
-    Raises:
-        NotCommittedError: the evaluation is not complete.
-    """
-    images, rewards = chain.run.made(epoch, "evaluate", name), named_evaluations(chain)[epoch, name]
+    """Return the logged content of an additional evaluation, None without images."""
+    images, rewards = chain.run.entries_of(epoch, "evaluate", name), named_evaluations(chain)[epoch, name]
     if not images:
         return None
     figures = named_figures(chain, epoch, name)
@@ -159,7 +144,7 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     base = model.base_name if model.path else f"the built-in '{model.base_name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
     sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
-    prompts = " + ".join(Path(source).name for source in sources)
+    prompts = " + ".join(Path(list_name(source)).name for source in sources)
     aim = "for" if config.data is None else "judged by"
     lines = [
         f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{_size(context)} {aim} "
@@ -177,7 +162,7 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
 
 
 def _size(context: RunContext) -> str:
-    """Return the numbers of samples and prompts in parentheses; empty before they are known."""
+    """Return the numbers of samples and prompts in parentheses; empty before they are counted."""
     section, chain, store = context.config.data, context.chain, context.store
     counts = store.manifest(chain.ref(Node(0, "preprocess")))
     if counts is None:
@@ -186,8 +171,8 @@ def _size(context: RunContext) -> str:
     ref = None if section is None else chain.ref(chain.plan.samples_of(0))
     if section is not None and ref is not None and store.manifest(ref) is not None:
         # Rows that are refused after reading count among the prompts of the run, but not among those of its samples.
-        given = given_figures(store, ref, section)
-        data, train = f"{given.samples} samples, {len(given.refused)} rows left out, ", given.prompts
+        ingested = ingested_figures(store, ref, section)
+        data, train = f"{ingested.samples} samples, {len(ingested.refused)} rows left out, ", ingested.prompts
     return f" ({data}{train} prompts, {counts.summary['heldout']} held out)"
 
 
@@ -222,28 +207,19 @@ def _evaluation(
     )
 
 
-def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
+def _manifests(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
     """Return the manifests of an epoch's training; None while it is not up to date."""
     nodes = [*chain.plan.scored(epoch), *chain.plan.training(epoch)]
-    found = [chain.find(*node) for node in nodes]
-    if any(entry is None for entry in found):
+    entries = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in entries):
         return None
-    return {entry.key: chain.store.require(entry.ref) for entry in found if entry is not None}
+    return {entry.key: chain.store.require(entry.ref) for entry in entries if entry is not None}
 
 
-def _abandoned_updates(chain: Chain, epoch: int) -> int:
-    """Return the number of updates before an epoch that its policy does not have, in a run that went back."""
-    if not list(chain.plan.steering(epoch)):
-        return 0
-    made = [chain.store.require(chain.require(each, "optimize").ref) for each in range(1, epoch + 1)]
-    *done, own = (manifest.summary["updates"] for manifest in made)
-    return sum(map(len, done)) - (int(own[0]["update"]) - 1 if own else 0)
-
-
-def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
+def _epoch_figures(chain: Chain, manifests: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
     figures: dict[str, float] = {}
     monitors = {section.slot for section in chain.config.monitors}
-    for (_, stage, slot), manifest in made.items():
+    for (_, stage, slot), manifest in manifests.items():
         key, seconds = f"time/{stage}_s", seconds_of(chain, ArtifactRef(manifest.kind, manifest.id))
         figures[key] = figures.get(key, 0.0) + seconds
         if stage in ROWS:
@@ -263,6 +239,14 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
         if stage == "advantage":
             figures.update(_advantage_figures(manifest.summary))
     return figures
+
+
+def _updates(summary: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Return the figures of each update of an epoch; the last has how far all of them moved the policy."""
+    updates = [dict(update) for update in summary["updates"]]
+    if updates:
+        updates[-1] |= {name: summary[name] for name in ("kl_epoch", "kl_base") if name in summary}
+    return updates
 
 
 def _advantage_figures(summary: Mapping[str, float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The read model of a run: epochs, evaluations, samples and costs as Arrow tables.
 
-Commands, reports, the explorer, model cards and the Python API render these. Everything is read when it is asked for;
+Commands, reports, the explorer, model cards and the Python API render these. Everything is read on request;
 nothing is written.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import StoreError
-from storage.layout import ArtifactRef
-from storage.trajectories.base import TrajectoryShard
-from storage.trajectories.tables import read_rows
-from tasks.inputs.renderer import image_name, sample_name, turn_in
-from tasks.metrics.evaluations import (
+from flowmill.configs.errors import StoreError
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.inputs.renderer import image_name, sample_name, turn_in
+from flowmill.tasks.metrics.evaluations import (
     Figures,
     evaluated_epochs,
     evaluation_figures,
@@ -26,15 +26,15 @@ from tasks.metrics.evaluations import (
     flat,
     split_of,
 )
-from tasks.metrics.given import GivenFigures, given_figures
-from tasks.metrics.samples import artifact_table, film_of, joined, rows_of
-from tasks.metrics.speed import seconds_of
-from tasks.metrics.tracked import epoch_content, evaluation_content
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.runs.staleness import standings
-from tasks.specs.graph import Node
-from tasks.specs.turns import last_turn, returns_best, turn_nodes, turn_slot, turns_of
+from flowmill.tasks.metrics.ingested import IngestedFigures, ingested_figures
+from flowmill.tasks.metrics.samples import artifact_table, film_of, joined, rows_of
+from flowmill.tasks.metrics.speed import seconds_of
+from flowmill.tasks.metrics.tracked import epoch_content, evaluation_content
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.staleness import statuses
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.turns import last_turn, returns_best, turn_nodes, turn_slot, turns_of
 
 #: Columns that say which sample a score is of.
 _IDS = ("sample_id", "prompt_id", "group_id")
@@ -65,7 +65,7 @@ class RunView:
     @property
     def rolled_out(self) -> list[int]:
         """Epochs whose samples count."""
-        return self._with("advantage" if self.chain.plan.given else "rollout")
+        return self._with("advantage" if self.chain.plan.has_data else "rollout")
 
     def _with(self, stage: str) -> list[int]:
         return [n for n in range(1, self.config.run.epochs + 1) if self.chain.find(n, stage) is not None]
@@ -93,22 +93,26 @@ class RunView:
 
     def lineage(self) -> pa.Table:
         """Return every stage: epoch, stage, slot, artifact (null: missing), state, why, and inputs."""
-        made = {entry.key: entry for entry in self.chain.entries()}
+        entries = {entry.key: entry for entry in self.chain.entries()}
         rows = []
-        for standing in standings(self.chain):
-            entry = made.get(standing.node)
+        for status in statuses(self.chain):
+            entry = entries.get(status.node)
             manifest = None if entry is None else self.store.manifest(entry.ref)
-            why = "; ".join(cause.text for cause in standing.causes)
+            why = "; ".join(cause.text for cause in status.causes)
             inputs = [] if manifest is None else list(manifest.inputs)
             artifact = None if entry is None else entry.artifact
-            rows.append((*standing.node, artifact, standing.state.value, why, inputs))
+            rows.append((*status.node, artifact, status.state.value, why, inputs))
         texts = dict.fromkeys(("stage", "slot", "artifact", "state", "why"), "string")
         return _table(rows, epoch="int32", **texts, inputs=pa.list_(pa.string()))
 
     def costs(self) -> pa.Table:
         """Return every artifact that counts: epoch, stage, slot, seconds of work over all processes, size in bytes."""
-        found = [(entry, self.store.manifest(entry.ref)) for entry in self.chain.entries()]
-        rows = [(*entry.key, seconds_of(self.chain, entry.ref), made.size) for entry, made in found if made is not None]
+        pairs = [(entry, self.store.manifest(entry.ref)) for entry in self.chain.entries()]
+        rows = [
+            (*entry.key, seconds_of(self.chain, entry.ref), manifest.size)
+            for entry, manifest in pairs
+            if manifest is not None
+        ]
         return _table(rows, epoch="int32", stage="string", slot="string", seconds="float64", size="int64")
 
     def summaries(self, stage: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -118,12 +122,12 @@ class RunView:
             if manifest is not None:
                 yield entry.epoch, entry.slot, dict(manifest.summary)
 
-    def given(self) -> GivenFigures | None:
-        """Return the figures of the given samples; None without any, or before they are ingested."""
+    def ingested(self) -> IngestedFigures | None:
+        """Return the figures of the ingested samples; None without any, or before they are ingested."""
         ref = None if self.config.data is None else self._complete(self.chain.plan.samples_of(0))
         if ref is None or self.config.data is None:
             return None
-        return given_figures(self.store, ref, self.config.data)
+        return ingested_figures(self.store, ref, self.config.data)
 
     # Samples
 
@@ -176,10 +180,10 @@ class RunView:
             return {"": samples}
         rows = read_rows(self.store, ref, "return_turns").to_pylist()
         slots = {row["sample_id"]: turn_slot(self.config, row["turn"]) for row in rows}
-        found: dict[str, list[str]] = {}
+        turns: dict[str, list[str]] = {}
         for sample in slots if samples is None else samples:
-            found.setdefault(slots.get(sample, ""), []).append(sample)
-        return dict(found)
+            turns.setdefault(slots.get(sample, ""), []).append(sample)
+        return dict(turns)
 
     def _complete(self, node: Node) -> ArtifactRef | None:
         """Return the artifact of a stage if it counts and is complete."""
@@ -194,7 +198,7 @@ class RunView:
     def samples(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
         """Return the samples of an epoch with their ``scores``; notes only of rewards that left any.
 
-        Of a rollout also the lists of advantages per token, or per modality, where the run has them. For rendered texts
+        Of a rollout also the lists of advantages per token, where the run has them. For rendered texts
         'media_format' is the format of their images.
 
         Args:
@@ -204,8 +208,8 @@ class RunView:
         drawn, plan = "depict" if evaluation else "render", self.chain.plan
         ref = self.chain.require(*plan.samples_of(epoch, evaluation=evaluation)).ref
         table, scores = artifact_table(self.store, ref), self.scores(epoch, evaluation=evaluation)
-        if plan.given and not evaluation:
-            # An epoch trains on some of the given samples. Imported late: status needs no Arrow.
+        if plan.has_data and not evaluation:
+            # An epoch trains on some of the ingested samples. Imported late: status needs no Arrow.
             import pyarrow.compute as pc
 
             table = table.filter(pc.is_in(table["sample_id"], value_set=scores["sample_id"].combine_chunks()))
@@ -216,7 +220,9 @@ class RunView:
         plain = [name for name in scores.column_names if name not in (*_IDS, "list") and not name.startswith("note.")]
         notes = [name for name in scores.column_names if name.startswith("note.") and any(scores[name].to_pylist())]
         table = joined(table, scores, {name: name for name in plain})
-        for part in () if evaluation else self._advantage_lists(epoch):
+        advantages = None if evaluation else self._complete(Node(epoch, "advantage"))
+        if advantages is not None and plan.estimator.per_token:
+            part = read_rows(self.store, advantages, "token_advantages")
             table = joined(table, part, {column: column for column in part.column_names[1:]})
         return joined(table, scores, {name: name for name in notes})
 
@@ -229,9 +235,6 @@ class RunView:
         Args:
             epoch: the epoch.
             evaluation: the samples of the run's evaluation, not of its rollout.
-
-        Raises:
-            StoreError: samples have one turn.
         """
         if turns_of(self.config) is None:
             raise StoreError(f"Run '{self.config.run.name}' has no turns: its config has no render.turns.")
@@ -259,14 +262,6 @@ class RunView:
         marked = [(*row, counted(row)) for turns in rows.values() for row in turns]
         return _table(marked, **types, counts="bool")
 
-    def _advantage_lists(self, epoch: int) -> Iterator[pa.Table]:
-        """Yield the tables of advantages per token or per modality."""
-        ref = self._complete(Node(epoch, "advantage"))
-        if ref is not None and self.chain.plan.estimator.per_token:
-            yield read_rows(self.store, ref, "token_advantages")
-        if ref is not None and any(reward.modality is not None for reward in self.config.rewards):
-            yield read_rows(self.store, ref, "modality_advantages")
-
     def shown(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> Iterator[tuple[str, TrajectoryShard, int]]:
@@ -276,16 +271,13 @@ class RunView:
             epoch: the epoch.
             samples: ids; all when None.
             evaluation: samples of the run's evaluation, not of its rollout.
-
-        Raises:
-            StoreError: there is no such sample.
         """
         node = self.chain.plan.media_of(epoch, evaluation=evaluation)
         count = 1 if self.config.render is None else self.config.render.images
         for slot, some in ({"": samples} if evaluation else self._by_turn(epoch, samples)).items():
             ref = self.chain.require(node.epoch, node.stage, node.slot + slot).ref
-            wanted = None if some is None else {image_name(each, n, of=count) for each in some for n in range(count)}
-            for name, shard, row in rows_of(self.store, ref, wanted):
+            requested = None if some is None else {image_name(each, n, of=count) for each in some for n in range(count)}
+            for name, shard, row in rows_of(self.store, ref, requested):
                 yield name if count == 1 else sample_name(name), shard, row
 
     def pictures(
@@ -294,22 +286,19 @@ class RunView:
         """Return the images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, of ``shown`` samples by id.
 
         With K > 1 images per rendered text (K, H, W, 3).
-
-        Raises:
-            StoreError: there is no such sample, or it has no image.
         """
-        found: dict[str, list[np.ndarray]] = {}
+        pictures: dict[str, list[np.ndarray]] = {}
         for sample, shard, row in self.shown(epoch, samples, evaluation=evaluation):
-            found.setdefault(sample, []).append(shard.media(row))
+            pictures.setdefault(sample, []).append(shard.media(row))
         several = self.config.render is not None and self.config.render.images > 1
-        return {sample: np.stack(media) if several else media[0] for sample, media in found.items()}
+        return {sample: np.stack(media) if several else media[0] for sample, media in pictures.items()}
 
     def films(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> dict[str, bytes]:
         """Return mp4 files of the ``shown`` samples that have sound, by id."""
-        fps, found = self.config.rollout.media.fps, self.shown(epoch, samples, evaluation=evaluation)
-        films = {sample: film_of(shard, row, fps=fps) for sample, shard, row in found}
+        fps, rows = self.config.rollout.media.fps, self.shown(epoch, samples, evaluation=evaluation)
+        films = {sample: film_of(shard, row, fps=fps) for sample, shard, row in rows}
         return {sample: film for sample, film in films.items() if film is not None}
 
     def references(
@@ -318,9 +307,6 @@ class RunView:
         """Return the input images of the samples' prompts, (H, W, 3) uint8 each, by sample id.
 
         The lists are empty if the prompts have no input images, or if an older version did not store them.
-
-        Raises:
-            StoreError: there is no such sample.
         """
         if not self.context.holds_references:
             return {sample: [] for sample in samples}

@@ -1,19 +1,20 @@
 """The kinds of policies that stages sample, train and show: one folder each.
 
 Stages, the training loop, stores and reports call the interface of a kind and do not depend on a specific one. The
-parts of artifact identities that depend on the kind are in ``tasks.specs.modalities``. A new kind is a folder here, an
-identity there, and a line in both tables. A custom kind is a class with the methods of both, named in ``model.kind``.
+parts of artifact identities that depend on the kind are in ``flowmill.tasks.specs.modalities``. A new kind is a folder
+here, an identity there, and a line in both tables. A custom kind is a class with the methods of both, named in
+``model.kind``.
 """
 
 from __future__ import annotations
 
-from configs.registry import Table
+from flowmill.configs.registry import Table
 
 KINDS = Table(
     {
-        "diffusion": "tasks.modalities.diffusion.modality:Diffusion",
-        "tokens": "tasks.modalities.tokens.modality:Tokens",
-        "image_tokens": "tasks.modalities.tokens.image_modality:ImageTokens",
+        "diffusion": "flowmill.tasks.modalities.diffusion.modality:Diffusion",
+        "tokens": "flowmill.tasks.modalities.tokens.modality:Tokens",
+        "image_tokens": "flowmill.tasks.modalities.tokens.image_modality:ImageTokens",
     },
-    like="tasks.modalities.modality:Kind",
+    like="flowmill.tasks.modalities.modality:Kind",
 )

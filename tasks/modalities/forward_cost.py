@@ -28,7 +28,7 @@ class Cost:
     evaluate_forwards: int
     """Rows through the policy per evaluation."""
     validate_forwards: int = 0
-    """Rows through policy and base model per evaluation, for the loss on held-out rows of given data."""
+    """Rows through policy and base model per evaluation, for the loss on held-out rows of data."""
     updates: int
     """Optimizer updates in the whole run."""
     shards_per_epoch: int

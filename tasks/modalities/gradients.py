@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from storage.trajectories.gradients import StoredGradients
-from tasks.inputs.policy_kind import kind_name
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.trajectories.gradients import StoredGradients
+from flowmill.tasks.inputs.policy_kind import kind_name
 
 if TYPE_CHECKING:
-    from tasks.runtime.host import ModelHost
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 def no_slopes(config: RunConfig) -> ConfigError:
@@ -42,8 +42,8 @@ class RewardGradients:
 
         The sum of several gradients is 0 if they cancel up to rounding.
         """
-        found = [(weight, stored.of(sample_id)) for weight, stored in self.parts if weight != 0]
-        terms = [np.float32(weight) * gradient for weight, gradient in found if gradient is not None]
+        weighted = [(weight, stored.of(sample_id)) for weight, stored in self.parts if weight != 0]
+        terms = [np.float32(weight) * gradient for weight, gradient in weighted if gradient is not None]
         total: np.ndarray = np.asarray(sum(terms), np.float32)
         rounding = sum(abs(weight) * stored.rounding(sample_id) for weight, stored in self.parts if weight != 0)
         cancels = len(terms) > 1 and float(np.sqrt(np.mean(total.astype(np.float64) ** 2))) <= rounding

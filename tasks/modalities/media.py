@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.policies import HEARD, POLICIES
-from models.policies.base import Policy
-from models.policies.compute_meter import timed
-from models.rewards.base import Needs
-from storage.trajectories.base import TrajectoryShard
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import HEARD, POLICIES
+from flowmill.models.policies.base import Policy
+from flowmill.models.policies.compute_meter import timed
+from flowmill.models.rewards.base import Needs
+from flowmill.storage.trajectories.base import TrajectoryShard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
-    """Check that samples hold the media a reward scores.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that samples hold the media a reward scores."""
     media, slot = config.rollout.media, section.slot
     if needs.media == "texts":
         raise ConfigError(
@@ -58,11 +54,7 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
 
 
 def heard(shard: TrajectoryShard, rate: int | None) -> np.ndarray:
-    """Return (B, N, C) float32 sounds of a shard from -1 to 1, resampled to ``rate`` if given.
-
-    Raises:
-        CorruptError: a clip has no sound, or it cannot be decoded.
-    """
+    """Return (B, N, C) float32 sounds of a shard from -1 to 1, resampled to ``rate`` if that is not None."""
     sounds = [shard.sound(row) for row in range(shard.table.num_rows)]
     brought = [sound if rate is None else sound.at(rate) for sound in sounds]
     return np.stack([sound.samples for sound in brought]).astype(np.float32) / np.float32(32768)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs.execution import ExecutionSection
-from configs.schema import RunConfig
-from models.memory.architectures import parameters
-from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters, within
-from models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
-from models.weights.sharding import units
+from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.architectures import parameters
+from flowmill.models.weights.lora import LoraSpec, adapted_parameters, lora_parameters, within
+from flowmill.models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
+from flowmill.models.weights.sharding import units
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,8 +72,6 @@ class Memory:
     """Host memory by content, the maximum of one rank."""
     details: Mapping[str, Any]
     """Parts of the lines, by the names of the JSON output."""
-    remedies: Mapping[str, str]
-    """Remedies by phase if neither batches nor switches are enough; '' for all other phases."""
     notes: tuple[str, ...] = ()
     """Omissions of the estimate, a sentence each."""
 
@@ -84,12 +82,12 @@ class Memory:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        known = {"parameters": self.parameters, "trained": self.trained, "tokens": self.tokens}
-        return {**known, **self.details, **self.phases, "host": dict(self.host)}
+        sizes = {"parameters": self.parameters, "trained": self.trained, "tokens": self.tokens}
+        return {**sizes, **self.details, **self.phases, "host": dict(self.host)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedMemory:
     """Placement of a rank's trained state, in bytes."""
 
     weights: int
@@ -106,7 +104,7 @@ class Placed:
     @classmethod
     def of(
         cls, execution: ExecutionSection, optimizer: OptimizerSizes, *, weights: int, trained: int, copies: int
-    ) -> Placed:
+    ) -> PlacedMemory:
         """Return the placement under ``execution.offload``.
 
         Args:
@@ -118,13 +116,13 @@ class Placed:
         """
         parts, moments = execution.holders, 2 * optimizer.moment_bytes * trained
         own, saved, rest = weights // parts, int(trained * MASTER * copies + moments) // parts, int(moments) // parts
-        given = own + trained * MASTER // parts
+        pinned = own + trained * MASTER // parts
         if not execution.offload:
             return cls(weights=own, state=saved, host=0, pinned=0, saved=saved)
         if execution.offload is True:
-            return cls(weights=0, state=0, host=own + saved, pinned=given, saved=saved)
+            return cls(weights=0, state=0, host=own + saved, pinned=pinned, saved=saved)
         if execution.parameters_in_host:
-            return cls(weights=0, state=rest, host=own + saved - rest, pinned=given, saved=saved)
+            return cls(weights=0, state=rest, host=own + saved - rest, pinned=pinned, saved=saved)
         return cls(weights=own, state=saved - rest, host=rest, pinned=rest, saved=saved)
 
     @property
@@ -168,7 +166,7 @@ class Role:
     """Bytes of weights while training: with fsdp this rank's part, and gathered blocks; a dequantized layer."""
     state: int
     """Bytes of gradients, moments, and copies of trained parameters."""
-    placed: Placed
+    placed: PlacedMemory
     """Placement of weights and state."""
     step: int
     """Bytes of the gradient exchange and the optimizer's step."""
@@ -227,14 +225,16 @@ class Sizes:
         # Parameters outside of blocks, such as embeddings and the head, stay gathered during a forward.
         at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
         working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
-        held, trained = models * weights + frozen, models * trained
+        all_weights, trained = models * weights + frozen, models * trained
         # One layer at a time is dequantized.
         layer = dequantizing_bytes(quantizer, largest_layer(module, quantizer), number)
-        placed = Placed.of(config.execution, self.optimizer, weights=held, trained=trained, copies=1 + copies)
+        placed = PlacedMemory.of(
+            config.execution, self.optimizer, weights=all_weights, trained=trained, copies=1 + copies
+        )
         return Role(
             parameters=models * total,
             trained=trained,
-            whole=held + layer + (placed.weights if parts > 1 else 0),
+            whole=all_weights + layer + (placed.weights if parts > 1 else 0),
             spread=working + layer + placed.weights,
             state=placed.state,
             placed=placed,
@@ -250,10 +250,10 @@ def host_memory(roles: Sequence[Role], *, read: int, **further: int) -> dict[str
         read: bytes of models while they are read.
         further: bytes of other contents, by label.
     """
-    found = {
+    sizes = {
         "models while they are read": read,
         "checkpoints": sum(role.placed.saved for role in roles),
         **further,
         **{label: sum(role.placed.lines[label] for role in roles) for label in roles[0].placed.lines},
     }
-    return {label: size for label, size in found.items() if size}
+    return {label: size for label, size in sizes.items() if size}

@@ -11,35 +11,34 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import ConfigError, StoreError
-from configs.registry import create
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.rewards.base import Batch as Scored
-from models.rewards.base import Needs
-from storage.layout import ArtifactRef
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.prompts import Prompt
-from tasks.inputs.weight_sources import Weights
-from tasks.modalities import KINDS
-from tasks.modalities.given import GivenSample
-from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
-from tasks.modalities.samplers import Sampler, SamplingContext
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.registry import create
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.base import Batch as Scored
+from flowmill.models.rewards.base import Needs
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.modalities import KINDS
+from flowmill.tasks.modalities.data_sample import DataSample
+from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
+from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.engines.rollout_service import DrawsChains
-    from models.policies.parts import Part
-    from models.policies.trainable import Trainable
-    from tasks.algorithms.base import Models, Requirements
-    from tasks.modalities.forward_cost import Cost
-    from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
-    from tasks.modalities.sample_set import SampleSet
-    from tasks.runs.context import RunContext
-    from tasks.runtime.host import ModelHost
-    from tasks.runtime.renderer import Renderer
+    from flowmill.models.policies.parts import Part
+    from flowmill.models.policies.trainable import Trainable
+    from flowmill.tasks.algorithms.base import Models, Requirements
+    from flowmill.tasks.modalities.forward_cost import Cost
+    from flowmill.tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
+    from flowmill.tasks.modalities.sample_set import SampleSet
+    from flowmill.tasks.runs.context import RunContext
+    from flowmill.tasks.runtime.host import ModelHost
+    from flowmill.tasks.runtime.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ class Training:
     epoch: int
     """The epoch."""
     predicted: bool
-    """The trained policy, with its current weights, made all samples."""
+    """The trained policy, with its current weights, drew all samples."""
     gradients: RewardGradients | None = None
     """Gradients of rewards at the samples, if the algorithm needs them."""
 
@@ -124,11 +123,9 @@ class Kind(ABC):
     training_parts: ClassVar[frozenset[Part]]
     """Parts of the model that are trained."""
     given_parts: ClassVar[frozenset[Part]] = frozenset()
-    """Parts of the model that encode given samples."""
+    """Parts of the model that encode samples of data."""
     exporting_parts: ClassVar[frozenset[Part]]
     """Parts of the model that an export needs."""
-    saves_memory: ClassVar[tuple[str, ...]] = ()
-    """Remedies for too little memory while sampling, a sentence each."""
 
     def longest(self, config: RunConfig) -> int | None:
         """Return the maximum number of choices of a sample; None if all samples have the same number."""
@@ -136,11 +133,7 @@ class Kind(ABC):
 
     @abstractmethod
     def check(self, config: RunConfig, requires: Requirements) -> None:
-        """Check the settings of this kind; ``requires`` are its algorithm's needs.
-
-        Raises:
-            ConfigError: a setting or combination is invalid.
-        """
+        """Check the settings of this kind; ``requires`` are its algorithm's needs."""
 
     @abstractmethod
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
@@ -175,35 +168,18 @@ class Kind(ABC):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of rollouts, with log-probs."""
 
-    def served(self, host: ModelHost) -> DrawsChains:
-        """Return the policy for a server that draws rollouts for other processes.
-
-        Raises:
-            ConfigError: samples of this kind have no such server.
-        """
-        raise ConfigError(
-            f"model.policy '{host.config.model.policy}' is of the kind '{kind_name(host.config)}', and "
-            "'flowmill serve-rollout' draws chains of denoisers. Serve a language model with vLLM or another server of "
-            "completions, and set rollout.tokens.engine."
-        )
-
-    def read_given(self, making: SamplingContext, sample: GivenSample) -> Any:
-        """Return the content of a given sample, in the form that ``given`` takes.
-
-        Raises:
-            DataError: it cannot be trained on.
-            ConfigError: samples of this kind cannot be given.
-        """
+    def read_given(self, making: SamplingContext, sample: DataSample) -> Any:
+        """Return the content of a sample of data, in the form that ``given`` takes."""
         raise ConfigError(
             f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
         )
 
     def same_given(self, first: Any, second: Any) -> bool:
-        """Return whether two contents of given samples are equal."""
+        """Return whether two contents of samples of data are equal."""
         return bool(first == second)
 
-    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
-        """Return given samples in the form of a rollout's: with final latents or tokens, without behavior log-probs.
+    def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return samples of data in the form of a rollout's: with final latents or tokens, without behavior log-probs.
 
         Args:
             making: run and models.
@@ -230,11 +206,7 @@ class Kind(ABC):
 
     @abstractmethod
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        """Check that samples hold the media a reward scores.
-
-        Raises:
-            ConfigError: they do not.
-        """
+        """Check that samples hold the media a reward scores."""
 
     @abstractmethod
     def trial(self, config: RunConfig) -> np.ndarray:
@@ -247,7 +219,7 @@ class Kind(ABC):
         Args:
             shard: the shard.
             needs: the reward's needs.
-            recent: the media of all rows, if this process has just made them.
+            recent: the media of all rows, if this process has just drawn them.
         """
 
     @abstractmethod
@@ -262,11 +234,7 @@ class Kind(ABC):
         """
 
     def texts(self, shard: TrajectoryShard) -> list[str]:
-        """Return the texts of samples, one each; called only if ``writes``.
-
-        Raises:
-            CorruptError: a text is missing, or the file is damaged.
-        """
+        """Return the texts of samples, one each; called only if ``writes``."""
         raise NotImplementedError
 
     def draw(
@@ -283,11 +251,7 @@ class Kind(ABC):
         raise NotImplementedError
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function from stored states (N, ...) of a sample to (N, H, W, 3) or (N, F, H, W, 3) uint8.
-
-        Raises:
-            StoreError: samples of this kind have no states that can be shown.
-        """
+        """Return a function from stored states (N, ...) of a sample to (N, H, W, 3) or (N, F, H, W, 3) uint8."""
         raise StoreError(f"Samples of the kind '{kind_name(config)}' have no intermediate states to show.")
 
     @abstractmethod
@@ -297,11 +261,7 @@ class Kind(ABC):
         """Return stored samples as rows to train on."""
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
-        """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None if not needed.
-
-        Raises:
-            ConfigError: samples of this kind have no values.
-        """
+        """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None if not needed."""
         raise ConfigError(
             f"advantage.estimator needs values, which samples of the kind '{kind_name(valuing.context.config)}' do "
             "not have. Set it to 'group'."
@@ -313,9 +273,6 @@ class Kind(ABC):
         Args:
             following: the reward, and the holder of models.
             batch: the samples; media are their final latents, (B, ...).
-
-        Raises:
-            ConfigError: samples of this kind have no gradients.
         """
         raise no_slopes(following.config)
 
@@ -324,11 +281,7 @@ class Kind(ABC):
         return frozenset()
 
     def give_rewards(self, models: Models, host: ModelHost) -> None:
-        """Give an algorithm access to the run's rewards, with gradients.
-
-        Raises:
-            ConfigError: samples of this kind have no gradients.
-        """
+        """Give an algorithm access to the run's rewards, with gradients."""
         raise no_slopes(host.config)
 
     @abstractmethod
@@ -341,10 +294,6 @@ class Kind(ABC):
 
 
 def make_kind(config: RunConfig) -> Kind:
-    """Return the kind of a run's policy.
-
-    Raises:
-        ConfigError: the kind does not exist.
-    """
-    found: Kind = create(KINDS, kind_name(config), {}, label="model.kind")
-    return found
+    """Return the kind of a run's policy."""
+    kind: Kind = create(KINDS, kind_name(config), {}, label="model.kind")
+    return kind

@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from configs.advantages import ReplaySection
+from flowmill.configs.advantages import ReplaySection
 
 Key = tuple[int, int]
 
@@ -38,8 +38,8 @@ class RowFile:
     def __getitem__(self, key: Key) -> np.ndarray:
         self._file.flush()
         size = 4 * math.prod(self._shape)
-        found = os.pread(self._file.fileno(), size, self._places[key] * size)
-        return np.frombuffer(found, np.float32).reshape(self._shape)
+        data = os.pread(self._file.fileno(), size, self._places[key] * size)
+        return np.frombuffer(data, np.float32).reshape(self._shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Proximal:
 
 
 def importance_weights(gaps: Mapping[Key, float], dims: int, section: ReplaySection) -> dict[Key, float]:
-    """Return the truncated weight min(w, max_importance) of rows over the policy that made them.
+    """Return the truncated weight min(w, max_importance) of rows over the policy that drew them.
 
     g is log p_proximal - log p_behavior, averaged over D dims like all log-probs here.
     'density' is the ratio of densities: exp(D g) for a step, exp(D sum g) over a sample's steps.

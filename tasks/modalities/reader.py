@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.trajectories.base import TrajectoryShard
-from tasks.metrics.samples import about_sample
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.metrics.samples import about_sample
 
 _COLUMNS = ("sample_id", "group_id", "epoch", "prompt_id", "steps", "states", "log_probs", "sigmas")
 
@@ -29,8 +29,8 @@ class RaggedArray:
         self._values: np.ndarray = lists.values.to_numpy(zero_copy_only=False)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        found: np.ndarray = self._values[self._offsets[row] : self._offsets[row + 1]]
-        return found
+        values: np.ndarray = self._values[self._offsets[row] : self._offsets[row + 1]]
+        return values
 
     @property
     def sizes(self) -> np.ndarray:
@@ -40,8 +40,8 @@ class RaggedArray:
     @property
     def values(self) -> np.ndarray:
         """All values."""
-        found: np.ndarray = self._values[self._offsets[0] : self._offsets[-1]]
-        return found
+        values: np.ndarray = self._values[self._offsets[0] : self._offsets[-1]]
+        return values
 
 
 class SampleReader:
@@ -80,17 +80,13 @@ class SampleReader:
         return self._starts[-1]
 
     def array(self, name: str, sample: int) -> np.ndarray:
-        """Return a stored array of a sample, read-only.
-
-        Raises:
-            CorruptError: the array is missing, or differs from the commit.
-        """
+        """Return a stored array of a sample, read-only."""
         number = bisect_right(self._starts, sample) - 1
         if number != self._last:
             self._use(number)
         return self._shards[number].array(name, sample - self._starts[number])
 
-    def about(self, sample: int) -> tuple[str, dict[str, Any]]:
+    def id_and_metadata(self, sample: int) -> tuple[str, dict[str, Any]]:
         """Return id and metadata of a sample."""
         number = bisect_right(self._starts, sample) - 1
         return about_sample(self._shards[number], sample - self._starts[number])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.errors import ConfigError
-from tasks.runs.seeds import permutation
+from flowmill.configs.errors import ConfigError
+from flowmill.tasks.runs.seeds import permutation
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ def single_rows(samples: np.ndarray, positions: np.ndarray) -> Units:
 
 def rows_among(units: Units, plan: Sequence[Units]) -> Units:
     """Return those of the single-row units whose rows are in a plan."""
-    wanted = {key for part in plan for key in map(tuple, part.rows.tolist())}
-    kept = [number for number, key in enumerate(map(tuple, units.rows.tolist())) if key in wanted]
-    return units.take(np.asarray(kept, np.int64))
+    keys = {key for part in plan for key in map(tuple, part.rows.tolist())}
+    numbers = [number for number, key in enumerate(map(tuple, units.rows.tolist())) if key in keys]
+    return units.take(np.asarray(numbers, np.int64))
 
 
 def joint_rows(members: Sequence[Sequence[int]], positions: np.ndarray) -> Units:
@@ -87,6 +87,17 @@ def plan_updates(units: Units, *, updates: int, inner_epochs: int, seed: int, ep
     return plan
 
 
+def first_units(plan: Sequence[Units], rows: int) -> Units:
+    """Return the first units of a plan that have at most ``rows`` rows together, but at least one unit.
+
+    As the order of a plan is drawn, they are a random part of an epoch.
+    """
+    sizes = np.concatenate([units.sizes for units in plan])
+    count = max(1, int(np.searchsorted(np.cumsum(sizes), rows, side="right")))
+    bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
+    return Units(np.concatenate([units.rows for units in plan])[: bounds[-1]], bounds)
+
+
 def row_counts(size: int) -> list[int]:
     """Return the row counts of micro-batches of at most ``size`` rows: multiples of a sixteenth of it, at least 4.
 
@@ -103,11 +114,7 @@ def padded(rows: int, size: int) -> int:
 
 
 def micro_batches(units: Units, size: int) -> list[Units]:
-    """Return consecutive units packed into the fewest micro-batches of at most ``size`` rows, of similar sizes.
-
-    Raises:
-        ConfigError: a unit is larger than a micro-batch.
-    """
+    """Return consecutive units packed into the fewest micro-batches of at most ``size`` rows, of similar sizes."""
     largest = int(units.sizes.max(initial=0))
     if largest > size:
         raise ConfigError(

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from configs.advantages import ReplaySection
-from configs.errors import CorruptError
-from models.devices import moved
-from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.base import Batch, Requirements
-from tasks.modalities.proximal import Proximal
-from tasks.modalities.reader import SampleReader
-from tasks.modalities.rows import Units, joint_rows, single_rows
+from flowmill.configs.advantages import ReplaySection
+from flowmill.configs.errors import CorruptError
+from flowmill.models.devices import moved
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.algorithms.base import Batch, Requirements
+from flowmill.tasks.modalities.proximal import Proximal
+from flowmill.tasks.modalities.reader import SampleReader
+from flowmill.tasks.modalities.rows import Units, joint_rows, single_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,17 +46,14 @@ class SampleSet(ABC):
             advantages: their advantages.
             ahead: number of epochs by which the rollout policy is older than the policy before its epoch.
             device: the device of batches; None: the CPU.
-
-        Raises:
-            CorruptError: a sample has no advantage.
         """
         self.device = device or torch.device("cpu")
         self.reader = SampleReader(shards)
-        found = pc.index_in(self.reader.sample_ids, value_set=advantages.column("sample_id").combine_chunks())
-        if found.null_count:
-            missing = pc.filter(self.reader.sample_ids, pc.is_null(found))
+        positions = pc.index_in(self.reader.sample_ids, value_set=advantages.column("sample_id").combine_chunks())
+        if positions.null_count:
+            missing = pc.filter(self.reader.sample_ids, pc.is_null(positions))
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
-        order = found.to_numpy()
+        order = positions.to_numpy()
         self.earned = advantages.take(pa.array(order))
         """Rewards and advantages of samples, (N,) rows."""
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
@@ -65,7 +62,7 @@ class SampleSet(ABC):
         # Policy n is the result of epoch n; epoch n starts from policy n - 1.
         start = int(self.reader.epochs.max(initial=1)) - 1
         self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)
-        """(N,) age of the policy that made each sample, in epochs before the policy this epoch starts from."""
+        """(N,) age of the policy that drew each sample, in epochs before the policy this epoch starts from."""
         self._importance: dict[tuple[int, int], float] = {}
         self._replayed: np.ndarray = self.reader.epochs < self.reader.epochs.max(initial=0)
         """(N,) bool: samples of earlier epochs."""
@@ -83,10 +80,32 @@ class SampleSet(ABC):
         return [self.reader.prompt_ids[number] for number in self.reader.prompt_rows[rows[:, 0]]]
 
     def changed_policy(self) -> None:  # noqa: B027 - most have nothing that depends on it
-        """Handle a change of the policy, which now differs from the one that made the samples."""
+        """Handle a change of the policy, which now differs from the one that drew the samples."""
 
     def begin_update(self, units: Units) -> None:  # noqa: B027 - most weigh all rows alike
         """Handle the start of an update with these units, before its first batch is read."""
+
+    def pair_prompts(self, units: Units) -> None:
+        """Choose for each row of an update the next row, round the update, that has another prompt."""
+        samples = units.rows[:, 0]
+        prompts, own = self.reader.prompt_rows[samples], np.arange(len(samples))
+        others, several = own.copy(), len(np.unique(prompts)) > 1
+        for shift in range(1, len(samples)):
+            alone = prompts[others] == prompts
+            if not (several and alone.any()):
+                break
+            others[alone] = (own[alone] + shift) % len(samples)
+        rows = zip(map(tuple, units.rows.tolist()), samples[others].tolist(), strict=True)
+        self._others: dict[tuple[int, ...], int] = dict(rows)
+
+    def mismatched(self, units: Units, size: int) -> Batch:
+        """Return a micro-batch of the update that ``pair_prompts`` was called with, under the prompts of others."""
+        batch = self.batch(units, size)
+        return self.under_prompts_of(batch, [self._others[key] for key in batch.keys])
+
+    def under_prompts_of(self, batch: Batch, samples: Sequence[int]) -> Batch:
+        """Return the rows of a batch with the prompts of other samples, one per row."""
+        raise NotImplementedError(f"{type(self).__name__} keeps the prompts of its rows")
 
     def alike(self, units: Units) -> list[Units]:
         """Return the units of an update in parts of equal shapes, which do not share micro-batches."""
@@ -117,9 +136,9 @@ class SampleSet(ABC):
             groups = [members for members in self._groups() if self.reader.epochs[members[0]] == epoch]
             parts = [[sample] for members in groups for sample in members] if requires.unit == "row" else groups
             earned = np.array([self.rewards[members].astype(np.float64).mean() for members in parts])
-            kept = math.ceil(section.share * len(parts))
+            count = math.ceil(section.share * len(parts))
             # Ties go to the first.
-            for number in np.argsort(-earned, kind="stable")[kept:]:
+            for number in np.argsort(-earned, kind="stable")[count:]:
                 self._left_out[parts[number]] = True
 
     def _early(self, units: Units) -> Units:
@@ -131,14 +150,14 @@ class SampleSet(ABC):
 
     def live(self, requires: Requirements) -> np.ndarray:
         """Return the mask of samples that can contribute, (N,) bool; advantage 0 counts if the algorithm uses it."""
-        known = ~np.isnan(self.advantages) & ~self._left_out
-        live: np.ndarray = (self.says_something() | requires.zero_advantages) & known
+        usable = ~np.isnan(self.advantages) & ~self._left_out
+        live: np.ndarray = (self.says_something() | requires.zero_advantages) & usable
         return live
 
     def says_something(self) -> np.ndarray:
         """Return the mask of samples with a nonzero advantage, (N,) bool."""
-        found: np.ndarray = self.advantages != 0
-        return found
+        mask: np.ndarray = self.advantages != 0
+        return mask
 
     def batch(self, units: Units, size: int) -> Batch:
         """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.
@@ -210,15 +229,6 @@ class Correctable(SampleSet):
     @abstractmethod
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
         """Set the result of ``recompute`` as old values of stale rows, and set their importance weights."""
-
-
-def lists_of(table: pa.Table, name: str) -> np.ndarray | None:
-    """Return a column of lists of equal length as (N, M) float32, NaN for nulls; None without the column."""
-    if name not in table.column_names:
-        return None
-    rows = table.column(name).to_pylist()
-    width = max((len(row) for row in rows if row is not None), default=0)
-    return np.array([[np.nan] * width if row is None else row for row in rows], np.float32)
 
 
 def index_of(values: np.ndarray, device: torch.device) -> Tensor:

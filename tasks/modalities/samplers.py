@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from configs.schema import RunConfig
-from storage.layout import ArtifactRef
-from storage.trajectories.base import Sample
-from tasks.inputs.prompts import StoredPrompt
-from tasks.inputs.renderer import SEEN_KEY, TURN_KEY
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.inputs.prompts import StoredPrompt
+from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
-    from tasks.runtime.host import ModelHost
+    from flowmill.tasks.runs.context import RunContext
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Comparisons of samples by people: the answers of a run, the choice of pairs, figures, and the page that asks."""
+"""Comparisons of samples by people: the answers of a run, the choice of pairs, figures, and the page for raters."""

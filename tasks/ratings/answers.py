@@ -1,4 +1,4 @@
-"""The answers of raters: records of a run that are only ever added, and the artifact of preferences made of them."""
+"""The answers of raters: records of a run that are only ever added, and the artifact of their preferences."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Annotated, Any
 import pyarrow as pa
 from pydantic import Field
 
-from configs.errors import StoreError
-from configs.escaping import command
-from configs.fingerprint import fingerprint
-from storage import layout
-from storage.artifacts.checksummed_json import seal
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import PREFERENCES, RunFolder
-from storage.artifacts.mirrored_records import number_of
-from storage.artifacts.records import Artifact, Record
-from storage.layout import ArtifactRef
-from storage.trajectories import schema
-from storage.trajectories.tables import write_rows
-from tasks.metrics.samples import shards_of
-from tasks.ratings.request import RaterName
+from flowmill.configs.errors import StoreError
+from flowmill.configs.escaping import command
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checksummed_json import seal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import PREFERENCES, RATINGS, RunFolder
+from flowmill.storage.artifacts.mirrored_records import number_of
+from flowmill.storage.artifacts.records import Artifact, Record
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories import schema
+from flowmill.storage.trajectories.tables import write_rows
+from flowmill.tasks.metrics.samples import shards_of
+from flowmill.tasks.ratings.request import RaterName
 
-_SERIES, _STAGE, _VERSION, _SHARD = "ratings", "rate", 1, "all"
+_STAGE, _VERSION, _SHARD = "rate", 1, "all"
 Key = tuple[tuple[str, str], tuple[str, str]]
 """(artifact, sample id) of both samples of a pair, sorted: the pair whatever its order."""
 
@@ -37,7 +37,7 @@ def as_key(one: tuple[str, str], other: tuple[str, str]) -> Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(Record):
+class RatingAnswer(Record):
     """One answer of a rater, or the withdrawal of one."""
 
     noun = "an answer of a rater"
@@ -70,40 +70,32 @@ class Answer(Record):
 
     def place(self, where: str) -> str:
         """Return the path of the answer in the run of a path, with the number of that path."""
-        return layout.run_series(where.split("/")[1], _SERIES, number_of(where))
+        return layout.run_series(where.split("/")[1], RATINGS, number_of(where))
 
 
-def answers_of(run: RunFolder) -> dict[int, Answer]:
+def answers_of(run: RunFolder) -> dict[int, RatingAnswer]:
     """Return the answers of a run by number, in order, skipped pairs included and withdrawn answers left out.
 
     If two processes stored answers of one rater to the same pair, the first one counts.
-
-    Raises:
-        CorruptError: a record is damaged.
     """
-    records = {number_of(path): _decoded(data, path) for path, data in run.series(_SERIES).items()}
+    records = {number_of(path): _decoded(data, path) for path, data in run.series(RATINGS).items()}
     withdrawn = {record.withdraws for record in records.values()}
-    found: dict[tuple[str, Key], tuple[int, Answer]] = {}
+    latest: dict[tuple[str, Key], tuple[int, RatingAnswer]] = {}
     for number, record in records.items():
         if not record.withdraws and number not in withdrawn:
-            found.setdefault((record.rater, record.key), (number, record))
-    return dict(found.values())
+            latest.setdefault((record.rater, record.key), (number, record))
+    return dict(latest.values())
 
 
 @lru_cache(maxsize=1 << 16)
-def _decoded(data: bytes, path: str) -> Answer:
+def _decoded(data: bytes, path: str) -> RatingAnswer:
     # Every request of the page reads all answers, and they do not change.
-    return Answer.decode(data, path)
+    return RatingAnswer.decode(data, path)
 
 
-def append_answer(run: RunFolder, answer: Answer) -> None:
-    """Store an answer durably: it is synced to disk before this returns.
-
-    Raises:
-        StoreError: the rater has answered this pair, or a sample does not exist or is of another prompt.
-        CorruptError: a value of the answer is not valid.
-    """
-    answer = Answer.parse(seal(asdict(answer)), f"The answer of '{answer.rater}'")
+def append_answer(run: RunFolder, answer: RatingAnswer) -> None:
+    """Store an answer durably: it is synced to disk before this returns."""
+    answer = RatingAnswer.parse(seal(asdict(answer)), f"The answer of '{answer.rater}'")
     for artifact, sample in answer.key:
         if _prompts(run.store, ArtifactRef.parse(artifact)).get(sample) != answer.prompt_id:
             raise StoreError(f"{artifact} has no sample '{sample}' of prompt '{answer.prompt_id}'.")
@@ -117,11 +109,7 @@ def append_answer(run: RunFolder, answer: Answer) -> None:
 
 
 def withdraw_answer(run: RunFolder, number: int) -> None:
-    """Store that an answer does not count any more.
-
-    Raises:
-        StoreError: there is no such answer, or it is withdrawn already.
-    """
+    """Store that an answer does not count any more."""
     answer = answers_of(run).get(number)
     if answer is None:
         raise StoreError(f"Run '{run.name}' has no answer {number} that could be undone.")
@@ -129,11 +117,7 @@ def withdraw_answer(run: RunFolder, number: int) -> None:
 
 
 def check_writable(run: RunFolder) -> None:
-    """Check that answers can be stored, before a rater gives one.
-
-    Raises:
-        StoreError: the store is not writable.
-    """
+    """Check that answers can be stored, before a rater gives one."""
     try:
         with run.store.root.staging():
             pass
@@ -144,23 +128,18 @@ def check_writable(run: RunFolder) -> None:
         ) from error
 
 
-def _store(run: RunFolder, answer: Answer) -> None:
+def _store(run: RunFolder, answer: RatingAnswer) -> None:
     try:
-        run.add(_SERIES, asdict(answer))
+        run.add(RATINGS, asdict(answer))
     except (StoreError, OSError) as error:
-        # Raters read this message, and can do nothing about the store.
+        # Raters read this message, and cannot change the store.
         raise StoreError(
             "The store cannot be written to, so this is not stored. Say so to the person who serves this page."
         ) from error
 
 
 def commit_preferences(run: RunFolder) -> ArtifactRef:
-    """Make the answers of a run an artifact of kind ``preferences``; equal answers are the same artifact.
-
-    Raises:
-        StoreError: there is no answer.
-        CommitLostError: another version of the table exists under the same name.
-    """
+    """Make the answers of a run an artifact of kind ``preferences``; equal answers are the same artifact."""
     rows = _rows(answers_of(run))
     if not rows["number"]:
         raise StoreError(no_answers(run))
@@ -183,10 +162,10 @@ def no_answers(run: RunFolder) -> str:
     return f"Run '{run.name}' has no answers of raters yet. '{command('flowmill', 'rate', run.name)}' asks for them."
 
 
-def _rows(answers: Mapping[int, Answer]) -> dict[str, list[Any]]:
+def _rows(answers: Mapping[int, RatingAnswer]) -> dict[str, list[Any]]:
     """Return the columns of the table of preferences, without skipped pairs."""
-    given = [{**asdict(answer), "number": number} for number, answer in answers.items() if answer.preferred is not None]
-    return {name: [row[name] for row in given] for name in schema.PREFERENCES.names}
+    rows = [{**asdict(answer), "number": number} for number, answer in answers.items() if answer.preferred is not None]
+    return {name: [row[name] for row in rows] for name in schema.PREFERENCES.names}
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
-"""The page that asks raters, as a FastAPI app: a JSON interface and static files, nothing from elsewhere.
+"""The page for raters, as a FastAPI app: a JSON interface and static files, nothing from elsewhere.
 
 Status codes: 401 wrong token, 404 unknown pair or sample, 409 the pair is answered already or nothing can be undone,
-422 the body is not valid. All but 200 have a JSON body with a message. Nothing that the page receives says which
-artifact or run a sample is from.
+413 the body is too large or of unknown size, 422 the body is not valid. All but 200 have a JSON body with a message.
+Nothing that the page receives says which artifact or run a sample is from.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.addresses import holds_token
-from configs.errors import CorruptError, FlowmillError
-from configs.escaping import visible
-from configs.fingerprint import fingerprint
-from storage.artifacts.lineage import RunFolder
-from storage.trajectories.media import DEFAULT_MEDIA
-from tasks.ratings.answers import Answer, answers_of, append_answer, check_writable, withdraw_answer
-from tasks.ratings.pairs import RatedPair, SampleSource, next_pair, pairs_of, sides
-from tasks.ratings.request import TOKEN, RateRequest, RaterName
+from flowmill.configs.addresses import holds_token
+from flowmill.configs.errors import CorruptError, FlowmillError
+from flowmill.configs.escaping import visible
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.trajectories.media import DEFAULT_MEDIA
+from flowmill.tasks.ratings.answers import RatingAnswer, answers_of, append_answer, check_writable, withdraw_answer
+from flowmill.tasks.ratings.pairs import RatedPair, SampleSource, next_pair, pairs_of, sides
+from flowmill.tasks.ratings.request import TOKEN, RateRequest, RaterName
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -35,6 +35,8 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
+#: Most bytes of a body; an answer has 200.
+_BODY = 4096
 _PREFERRED = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}
 
 
@@ -85,7 +87,7 @@ class _Session:
         if pair is None:
             raise HTTPException(404, "This server does not ask for that pair. Reload the page.")
         first, second = sides(pair, body.rater)
-        answer = Answer(
+        answer = RatingAnswer(
             prompt_id=pair.prompt_id,
             prompt=pair.prompt,
             first_artifact=first[0],
@@ -102,10 +104,10 @@ class _Session:
     def undo(self, rater: str) -> None:
         """Withdraw the last answer of a rater."""
         with self._lock:
-            given = self._own(rater)
-            if not given:
+            answers = self._own(rater)
+            if not answers:
                 raise HTTPException(409, f"'{rater}' has no answer that could be undone. Answer a pair first.")
-            withdraw_answer(self._run, max(given))
+            withdraw_answer(self._run, max(answers))
 
     def media(self, name: str, start: int | None) -> tuple[str, bytes]:
         """Return the media type and bytes of a sample, or of an image that its prompt starts from."""
@@ -119,9 +121,9 @@ class _Session:
             raise HTTPException(404, f"The prompt of this sample starts from {len(starts)} images.")
         return "image/png", DEFAULT_MEDIA.encode(starts[start])
 
-    def _own(self, rater: str) -> dict[int, Answer]:
-        found = answers_of(self._run).items()
-        return {number: each for number, each in found if each.rater == rater and each.key in self._keys}
+    def _own(self, rater: str) -> dict[int, RatingAnswer]:
+        answers = answers_of(self._run).items()
+        return {number: each for number, each in answers if each.rater == rater and each.key in self._keys}
 
     def _shown(self, pair: RatedPair, rater: str) -> dict[str, Any]:
         left, right = sides(pair, rater)
@@ -146,55 +148,47 @@ class _Session:
 
 
 def make_app(run: RunFolder, sources: Sequence[SampleSource], request: RateRequest, token: str | None) -> FastAPI:
-    """Return the app that asks raters to compare samples and stores their answers in a run.
+    """Return the app with which raters compare samples and stores their answers in a run.
 
     Args:
         run: the run.
         sources: the samples.
-        request: the number of pairs, the seed, and the default name of raters.
+        request: the number of pairs and the seed.
         token: token of raters; None: anyone who reaches the server is one.
-
-    Raises:
-        StoreError: there are no samples to compare, or answers cannot be stored.
-        NotCommittedError: samples have not been made yet.
     """
     check_writable(run)
     session = _Session(run, sources, request)
 
-    def authorized(asked: Request) -> None:
-        if not holds_token(asked.headers.get("authorization", ""), token):
-            raise HTTPException(401, f"The token is missing or wrong: it is the value of {TOKEN} of the server.")
-
     app = FastAPI(title="flowmill rate", docs_url=None, redoc_url=None, openapi_url=None)
-    allowed = [Depends(authorized)]
 
     @app.middleware("http")
-    async def protect(asked: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Add the headers that keep the page from loading or running anything else."""
-        response = await answer(asked)
+    async def protect(incoming: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Refuse a request before its body is read, and keep the page from loading or running anything else."""
+        refused = _refusal(incoming, token)
+        response = await answer(incoming) if refused is None else refused
         response.headers.update(_HEADERS)
         return response
 
     _explain(app)
 
-    @app.get("/api/pair", dependencies=allowed)
-    def pair(rater: RaterName = request.rater) -> dict[str, Any]:
+    @app.get("/api/pair")
+    def pair(rater: RaterName) -> dict[str, Any]:
         """Return the next pair of a rater."""
         return session.state(rater)
 
-    @app.post("/api/answer", dependencies=allowed)
+    @app.post("/api/answer")
     def answer(body: AnswerBody) -> dict[str, Any]:
         """Store an answer, and return the next pair."""
         session.answer(body)
         return session.state(body.rater)
 
-    @app.post("/api/undo", dependencies=allowed)
+    @app.post("/api/undo")
     def undo(body: RaterBody) -> dict[str, Any]:
         """Withdraw the last answer, and return its pair if it is the next one."""
         session.undo(body.rater)
         return session.state(body.rater)
 
-    @app.get("/api/media/{name}", dependencies=allowed)
+    @app.get("/api/media/{name}")
     def media(name: str, start: Annotated[int | None, Query(ge=0)] = None) -> Response:
         """Return a sample, or an image that its prompt starts from."""
         kind, data = session.media(name, start)
@@ -204,16 +198,28 @@ def make_app(run: RunFolder, sources: Sequence[SampleSource], request: RateReque
     return app
 
 
+def _refusal(request: Request, token: str | None) -> Response | None:
+    """Return the answer to a request without the token, or with too large a body; None to accept it."""
+    status, why = 0, ""
+    size = request.headers.get("content-length", "0")
+    if request.url.path.startswith("/api/") and not holds_token(request.headers.get("authorization", ""), token):
+        status, why = 401, f"The token is missing or wrong: it is the value of {TOKEN} of the server."
+    elif "transfer-encoding" in request.headers or not size.isdecimal() or len(size) > 9 or int(size) > _BODY:
+        status, why = 413, f"The body must state its size and have at most {_BODY} bytes."
+    # Closed, so that the rest of the body is not received either.
+    return JSONResponse({"detail": why}, status_code=status, headers={"connection": "close"}) if status else None
+
+
 def _explain(app: FastAPI) -> None:
     """Have an app answer errors with their messages."""
 
     @app.exception_handler(FlowmillError)
-    def refuse(asked: Request, error: FlowmillError) -> JSONResponse:
+    def refuse(request: Request, error: FlowmillError) -> JSONResponse:
         """Answer with the message of an error."""
         return JSONResponse({"detail": str(error)}, status_code=500 if isinstance(error, CorruptError) else 409)
 
     @app.exception_handler(RequestValidationError)
-    def correct(asked: Request, error: RequestValidationError) -> JSONResponse:
+    def correct(request: Request, error: RequestValidationError) -> JSONResponse:
         """Answer with the first invalid value of a request."""
         first = error.errors()[0]
         return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}."}, status_code=422)

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import StoreError
-from storage.artifacts.lineage import LineageEntry, list_runs, readable_entries
-from tasks.algorithms.resampling import mean_with_interval
-from tasks.inputs.prompts import SOURCE
-from tasks.metrics.view import RunView
-from tasks.ratings.answers import Answer, Key, answers_of, no_answers
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import StoreError
+from flowmill.storage.artifacts.lineage import LineageEntry, list_runs, readable_entries
+from flowmill.tasks.algorithms.resampling import mean_with_interval
+from flowmill.tasks.inputs.prompts import SOURCE
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.ratings.answers import Key, RatingAnswer, answers_of, no_answers
+from flowmill.tasks.runs.context import RunContext
 
 #: Preferences on one side only that make a warning: a fair rater gives so many in fewer than 1 of 100 cases.
 _ONE_SIDED = 8
@@ -34,18 +34,14 @@ def rating_report(context: RunContext) -> dict[str, list[Row]]:
         'wins': win rates between rollouts or evaluations, and of the samples with the higher score of each reward, see
         ``win_rates``. 'raters': of each rater the numbers of answers, ties and skipped pairs, the share of preferences
         for the left sample, the median seconds, and a warning if all are on one side. 'agreement': see ``agreements``.
-
-    Raises:
-        StoreError: there is no answer.
-        CorruptError: a record or a table is damaged.
     """
     answers = list(answers_of(context.run).values())
     if not answers:
         raise StoreError(no_answers(context.run))
-    given = [answer for answer in answers if answer.preferred is not None]
-    places = _places(context, {artifact for answer in given for artifact, _ in answer.key})
-    sources = {prompt: about.metadata.get(SOURCE, _ALL) for prompt, about in context.prompts_by_id.items()}
-    compared = {**_between(given, [*places]), **_by_score(given, _scores(context, places))}
+    preferences = [answer for answer in answers if answer.preferred is not None]
+    places = _places(context, {artifact for answer in preferences for artifact, _ in answer.key})
+    sources = {prompt: record.metadata.get(SOURCE, _ALL) for prompt, record in context.prompts_by_id.items()}
+    compared = {**_between(preferences, [*places]), **_by_score(preferences, _scores(context, places))}
     labels = {artifact: _label(place, context.run.name) for artifact, place in places.items()}
     wins = [
         row
@@ -56,7 +52,7 @@ def rating_report(context: RunContext) -> dict[str, list[Row]]:
         _rater(name, [answer for answer in answers if answer.rater == name])
         for name in sorted({answer.rater for answer in answers})
     ]
-    return {"wins": wins, "raters": raters, "agreement": agreements(given)}
+    return {"wins": wins, "raters": raters, "agreement": agreements(preferences)}
 
 
 #: (winner, loser) -> for each answer the prompt and the share of the winner: 1, 0, or 0.5 for a tie.
@@ -101,23 +97,23 @@ def rate_text(row: Row) -> str:
     return f"{row['rate']:.3f}" + ("" if row["low"] is None else f" ({row['low']:.3f} to {row['high']:.3f})")
 
 
-def agreements(answers: Iterable[Answer]) -> list[Row]:
+def agreements(answers: Iterable[RatingAnswer]) -> list[Row]:
     """Return the agreement of each two raters with common pairs, and of all raters if they are more than two.
 
     'share' is that of equal answers over pairs and pairs of raters; 'kappa' the agreement beyond chance, None if chance
     explains all.
     """
-    given: dict[str, dict[Key, float]] = {}
+    shares: dict[str, dict[Key, float]] = {}
     for each in answers:
-        given.setdefault(each.rater, {})[each.key] = _preferred(each, each.key[0])
-    names, found = sorted(given), list[Row]()
+        shares.setdefault(each.rater, {})[each.key] = _preferred(each, each.key[0])
+    names, rows = sorted(shares), list[Row]()
     for group in [*combinations(names, 2), *([tuple(names)] if len(names) > 2 else [])]:
-        common = sorted(set.intersection(*(set(given[name]) for name in group)))
+        common = sorted(set.intersection(*(set(shares[name]) for name in group)))
         if common:
-            share, chance = agreement_of(np.array([[given[name][key] for name in group] for key in common]))
+            share, chance = agreement_of(np.array([[shares[name][key] for name in group] for key in common]))
             kappa = None if chance == 1 else (share - chance) / (1 - chance)
-            found.append({"raters": ", ".join(group), "pairs": len(common), "share": share, "kappa": kappa})
-    return found
+            rows.append({"raters": ", ".join(group), "pairs": len(common), "share": share, "kappa": kappa})
+    return rows
 
 
 def agreement_of(votes: np.ndarray) -> tuple[float, float]:
@@ -134,36 +130,36 @@ def agreement_of(votes: np.ndarray) -> tuple[float, float]:
     return float(observed), float(expected.sum())
 
 
-def _preferred(answer: Answer, sample: tuple[str, str]) -> float:
+def _preferred(answer: RatingAnswer, sample: tuple[str, str]) -> float:
     """Return 1 if an answer prefers a sample of its pair, 0 if it prefers the other one, 0.5 for neither."""
     first = float(answer.preferred or 0.0)
     return first if sample == (answer.first_artifact, answer.first_sample) else 1 - first
 
 
-def _between(answers: Iterable[Answer], order: list[str]) -> _Shares:
+def _between(answers: Iterable[RatingAnswer], order: list[str]) -> _Shares:
     """Return the shares of artifacts against those that stand before them."""
-    found: _Shares = {}
+    shares: _Shares = {}
     for answer in answers:
         loser, winner = sorted(answer.key, key=lambda each: order.index(each[0]))
         if loser[0] != winner[0]:
             share = answer.prompt_id, _preferred(answer, winner)
-            found.setdefault((winner[0], loser[0]), []).append(share)
-    return found
+            shares.setdefault((winner[0], loser[0]), []).append(share)
+    return shares
 
 
-def _by_score(answers: Iterable[Answer], scores: Mapping[str, Mapping[tuple[str, str], float]]) -> _Shares:
+def _by_score(answers: Iterable[RatingAnswer], scores: Mapping[str, Mapping[tuple[str, str], float]]) -> _Shares:
     """Return the shares of the samples with the higher score of each reward."""
-    found: _Shares = {}
+    shares: _Shares = {}
     for answer in answers:
         for name, of in scores.items():
             low, high = sorted(answer.key, key=lambda each: of.get(each, np.nan))
             if of.get(low, np.nan) < of.get(high, np.nan):
                 share = answer.prompt_id, _preferred(answer, high)
-                found.setdefault((f"higher '{name}'", f"lower '{name}'"), []).append(share)
-    return found
+                shares.setdefault((f"higher '{name}'", f"lower '{name}'"), []).append(share)
+    return shares
 
 
-def _rater(name: str, answers: Collection[Answer]) -> Row:
+def _rater(name: str, answers: Collection[RatingAnswer]) -> Row:
     values = Counter(answer.preferred for answer in answers)
     decided = values[1.0] + values[0.0]
     one_sided = decided >= _ONE_SIDED and decided in (values[1.0], values[0.0])
@@ -187,11 +183,11 @@ def _places(context: RunContext, artifacts: Collection[str]) -> _Places:
     store, own = context.store, context.run.name
     named = [(run, entry) for run in list_runs(store) for entry in readable_entries(store, run)]
     named.sort(key=lambda each: (each[0] != own, each[0], each[1].stage, each[1].epoch))
-    found: _Places = {}
+    places: _Places = {}
     for run, entry in named:
         if entry.artifact in artifacts:
-            found.setdefault(entry.artifact, (run, entry))
-    return found | {artifact: ("", None) for artifact in sorted(artifacts) if artifact not in found}
+            places.setdefault(entry.artifact, (run, entry))
+    return places | {artifact: ("", None) for artifact in sorted(artifacts) if artifact not in places}
 
 
 def _label(place: tuple[str, LineageEntry | None], own: str) -> str:
@@ -204,7 +200,7 @@ def _label(place: tuple[str, LineageEntry | None], own: str) -> str:
 
 def _scores(context: RunContext, places: _Places) -> dict[str, dict[tuple[str, str], float]]:
     """Return the scores of the run's own samples by reward."""
-    chain, found = context.chain, dict[str, dict[tuple[str, str], float]]()
+    chain, by_reward = context.chain, dict[str, dict[tuple[str, str], float]]()
     for artifact, (_, entry) in places.items():
         current = entry and chain.find(entry.epoch, entry.stage)
         if entry is None or current is None or current.artifact != artifact:
@@ -215,5 +211,5 @@ def _scores(context: RunContext, places: _Places) -> dict[str, dict[tuple[str, s
             if column.startswith("reward."):
                 values = zip(samples, table.column(column).to_pylist(), strict=True)
                 scores = {sample: value for sample, value in values if value is not None}
-                found.setdefault(column.removeprefix("reward."), {}).update(scores)
-    return found
+                by_reward.setdefault(column.removeprefix("reward."), {}).update(scores)
+    return by_reward

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import StoreError
-from configs.fingerprint import fingerprint
-from configs.suggestions import did_you_mean
-from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
-from tasks.metrics.evaluations import finished_evaluations
-from tasks.metrics.view import RunView
-from tasks.ratings.answers import Key, as_key
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import StoreError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from flowmill.tasks.metrics.evaluations import finished_evaluations
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.ratings.answers import Key, as_key
+from flowmill.tasks.runs.context import RunContext
 
-#: Columns of the tables of samples that pairs are made of, if present.
+#: Columns of the tables of samples that pairs have, if present.
 _COLUMNS = ("sample_id", "prompt_id", "prompt", "replica", "text", "media_format")
 
 
@@ -47,30 +47,21 @@ class SampleSource:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """A row per sample: identity, prompt, text, format, and 'score', infinite without one.
-
-        Raises:
-            StoreError: there are no scores of the scorer.
-        """
+        """A row per sample: identity, prompt, text, format, and 'score', infinite without one."""
         table = RunView(self.context).samples(self.epoch, evaluation=self.evaluation)
         names = [name for name in table.column_names if name in _COLUMNS]
         scores: Sequence[float | None] = [0.0] * table.num_rows
         if self.scorer is not None:
-            known = [name.removeprefix("reward.") for name in table.column_names if name.startswith("reward.")]
-            if self.scorer not in known:
-                hint = did_you_mean(self.scorer, known)
+            scorers = [name.removeprefix("reward.") for name in table.column_names if name.startswith("reward.")]
+            if self.scorer not in scorers:
+                hint = did_you_mean(self.scorer, scorers)
                 raise StoreError(f"--scorer: {self.artifact} has no scores of '{self.scorer}'. {hint}")
             scores = table.column(f"reward.{self.scorer}").to_pylist()
         rows = zip(table.select(names).to_pylist(), scores, strict=True)
         return [{**row, "score": math.inf if score is None else score} for row, score in rows]
 
     def media(self, row: Mapping[str, Any]) -> tuple[str, bytes]:
-        """Return the media type and the bytes of a sample's image or clip.
-
-        Raises:
-            StoreError: no image is stored.
-            CorruptError: a file is damaged.
-        """
+        """Return the media type and the bytes of a sample's image or clip."""
         view, sample = RunView(self.context), row["sample_id"]
         if row["media_format"] == "mp4":
             films = view.films(self.epoch, [sample], evaluation=self.evaluation)
@@ -114,18 +105,15 @@ def sources_of(
         epoch: the epoch; of two runs the last evaluation of each when absent, of one run epoch 0 and the last one.
         evaluation: samples of the evaluation of ``epoch``, not of its rollout.
         scorer: name of the reward whose scores choose pairs.
-
-    Raises:
-        StoreError: a run has not been evaluated.
     """
     if epoch is not None and against is None:
         return [SampleSource(context=context, epoch=epoch, evaluation=evaluation, scorer=scorer)]
     runs = [context, context if against is None else against]
     ends = [finished_evaluations(each.chain) for each in runs]
-    for run, made in zip(runs, ends, strict=True):
-        if (not made and epoch is None) or (against is None and len(made) < 2):
+    for run, entries in zip(runs, ends, strict=True):
+        if (not entries and epoch is None) or (against is None and len(entries) < 2):
             raise StoreError(
-                f"Run '{run.run.name}' has {len(made)} evaluations with samples to compare. Train it further, or "
+                f"Run '{run.run.name}' has {len(entries)} evaluations with samples to compare. Train it further, or "
                 "compare the samples of one rollout with --epoch N."
             )
     first = epoch if epoch is not None else ends[0][0] if against is None else ends[0][-1]
@@ -142,9 +130,6 @@ def pairs_of(sources: Sequence[SampleSource], seed: int) -> list[RatedPair]:
     Of two sources: the samples of the same replica, which have the same noise if the runs have the same seed. Of one:
     neighbors in the order of the scores, or in a drawn order without a scorer. These are the closest pairs, connect all
     samples of a prompt, and their number is linear in that of the samples. Equal texts count once.
-
-    Raises:
-        StoreError: there is no pair.
     """
     drawn = _within(sources[0], seed) if len(sources) == 1 else _between(*sources)
     pairs = [
@@ -180,9 +165,9 @@ def _within(source: SampleSource, seed: int) -> Iterator[tuple[_Named, _Named]]:
 def _between(source: SampleSource, other: SampleSource) -> Iterator[tuple[_Named, _Named]]:
     if source.artifact == other.artifact:
         raise StoreError(f"Both sides have the same samples, {source.artifact}: they share the artifact.")
-    known = {(row["prompt_id"], row["replica"]): row for row in other.rows}
+    others = {(row["prompt_id"], row["replica"]): row for row in other.rows}
     for row in source.rows:
-        pair = known.get((row["prompt_id"], row["replica"]))
+        pair = others.get((row["prompt_id"], row["replica"]))
         same = pair is not None and not row["media_format"] and row["text"] == pair["text"]
         # A scorer is sure of equal texts.
         if pair is not None and not (same and source.scorer):
@@ -190,7 +175,7 @@ def _between(source: SampleSource, other: SampleSource) -> Iterator[tuple[_Named
 
 
 def next_pair(pairs: Iterable[RatedPair], answered: Collection[Key]) -> RatedPair | None:
-    """Return the pair to ask for next, None if all are answered.
+    """Return the pair to show next, None if all are answered.
 
     Prompts without an answer come first, then the closest scores, then the prompts with the fewest answers, then the
     draw: a function of the pairs and the answers only.

@@ -1,4 +1,4 @@
-"""The request of ``flowmill rate``. Imports nothing heavy: the command's help is made of it."""
+"""The request of ``flowmill rate``. Imports nothing heavy: the command's help reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from configs.command_options import CommandLine
+from flowmill.configs.command_options import CommandLine
 
 TOKEN = "FLOWMILL_RATE_TOKEN"
 """Environment variable with the token of raters."""
@@ -27,8 +27,8 @@ class RateRequest(BaseModel):
     """Compare samples of the rollout of this epoch; with --against, evaluations of this epoch."""
     evaluation: bool = False
     """Compare samples of the evaluation of --epoch, not of its rollout."""
-    rater: Annotated[RaterName, CommandLine(metavar="NAME")] = "rater"
-    """Name of the rater; another name can be entered on the page."""
+    rater: Annotated[RaterName | None, CommandLine(metavar="NAME")] = None
+    """Name of the rater, for the printed link; without a name in its link the page requests one."""
     pairs: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
     """Number of pairs for each rater; all when absent."""
     scorer: Annotated[str | None, CommandLine(metavar="REWARD")] = None

@@ -1,1 +1,1 @@
-"""Views of finished work: tables, reports, traces, comparisons, benchmarks. MLflow is in ``tracking``."""
+"""Views of finished work: tables, reports, traces, comparisons. MLflow is in ``tracking``."""

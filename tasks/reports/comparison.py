@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from configs.load import asks_for, unlike
-from tasks.inputs.option_paths import config_places
-from tasks.metrics.evaluations import Figures
-from tasks.metrics.view import RunView
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
+from flowmill.configs.load import asks_for, unlike
+from flowmill.tasks.inputs.option_paths import config_places
+from flowmill.tasks.metrics.evaluations import Figures
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ class RunDifference:
 def compare(first: RunContext, second: RunContext) -> RunDifference:
     """Return the common and the different parts of two runs; reads manifests and lineage, no samples."""
     settings = [asks_for(context.config.model_dump(mode="json")) for context in (first, second)]
-    made = [{Node(*entry.key): entry.artifact for entry in context.chain.entries()} for context in (first, second)]
-    apart = [node for node, artifact in made[0].items() if made[1].get(node, artifact) != artifact]
+    by_node = [{Node(*entry.key): entry.artifact for entry in context.chain.entries()} for context in (first, second)]
+    apart = [node for node, artifact in by_node[0].items() if by_node[1].get(node, artifact) != artifact]
     one, other = (RunView(context).evaluations for context in (first, second))
-    artifacts = [set(each.values()) for each in made]
-    stages = list(dict.fromkeys(node.stage for each in made for node in each))
-    counted = {stage: [{a for n, a in each.items() if n.stage == stage} for each in made] for stage in stages}
+    artifacts = [set(each.values()) for each in by_node]
+    stages = list(dict.fromkeys(node.stage for each in by_node for node in each))
+    counted = {stage: [{a for n, a in each.items() if n.stage == stage} for each in by_node] for stage in stages}
     return RunDifference(
         settings={key: (a, b) for key, (a, b) in unlike(*settings).items() if key != "run.name"},
         contents=_other_contents(first, second),

@@ -1,17 +1,17 @@
-"""The data of a run as tables for people: given samples, answers of raters, and fitted rewards."""
+"""The data of a run as tables for people: ingested samples, answers of raters, and fitted rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from configs.human_units import size
-from tasks.fitting.figures import accuracy_text
-from tasks.fitting.provenance import backbone_text, fitted_rewards
-from tasks.metrics.view import RunView
-from tasks.ratings.answers import answers_of
-from tasks.ratings.figures import rate_text, rating_report
-from tasks.runs.context import RunContext
+from flowmill.configs.human_units import size
+from flowmill.tasks.fitting.figures import accuracy_text
+from flowmill.tasks.fitting.provenance import backbone_text, fitted_rewards
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.ratings.answers import answers_of
+from flowmill.tasks.ratings.figures import rate_text, rating_report
+from flowmill.tasks.runs.context import RunContext
 
 #: Refused rows that are listed.
 _LISTED = 50
@@ -19,44 +19,40 @@ Tables = dict[str, list[dict[str, Any]]]
 
 
 def data_tables(context: RunContext) -> Tables:
-    """Return tables by title, rows with equal columns: of given samples, preferences and fitted rewards, if any.
-
-    Raises:
-        CorruptError: a record or a table is damaged.
-    """
-    return {title: rows for title, rows in (*_given(context), *_preferences(context), *_fitted(context)) if rows}
+    """Return tables by title, rows with equal columns: of ingested samples, preferences and fitted rewards, if any."""
+    return {title: rows for title, rows in (*_ingested(context), *_preferences(context), *_fitted(context)) if rows}
 
 
-def _given(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    found = RunView(context).given()
-    if found is None:
+def _ingested(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    ingested = RunView(context).ingested()
+    if ingested is None:
         return
-    about = {"source": found.source, "rows": f"{found.rows} {found.kind}", "samples": found.samples}
-    counts = {"prompts": found.prompts, "rows left out": len(found.refused), "stored": size(found.size)}
-    yield "Given data", [{**about, **counts, "samples by license": found.license_text.removeprefix("licenses: ")}]
-    listed = [{"row": place, "reason": reason} for place, reason in found.refused[:_LISTED]]
-    more = f", the first {_LISTED} of {len(found.refused)}" if len(found.refused) > _LISTED else ""
+    source = {"source": ingested.source, "rows": f"{ingested.rows} {ingested.kind}", "samples": ingested.samples}
+    counts = {"prompts": ingested.prompts, "rows left out": len(ingested.refused), "stored": size(ingested.size)}
+    yield "Given data", [{**source, **counts, "samples by license": ingested.license_text.removeprefix("licenses: ")}]
+    listed = [{"row": place, "reason": reason} for place, reason in ingested.refused[:_LISTED]]
+    more = f", the first {_LISTED} of {len(ingested.refused)}" if len(ingested.refused) > _LISTED else ""
     yield f"Rows left out{more}", listed
 
 
 def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     if not answers_of(context.run):
         return
-    found = rating_report(context)
+    report = rating_report(context)
     names = {"winner": "preferred", "loser": "over", "source": "prompts of", "prompts": "prompts", "answers": "answers"}
     rate = "rate, 95 % interval"
-    wins = [{**{name: row[key] for key, name in names.items()}, rate: rate_text(row)} for row in found["wins"]]
+    wins = [{**{name: row[key] for key, name in names.items()}, rate: rate_text(row)} for row in report["wins"]]
     yield "Preferences, win rates", wins
-    warned = any(row["warning"] for row in found["raters"])
-    shown = [key for key in found["raters"][0] if warned or key != "warning"]
-    yield "Preferences, raters", [{key: row[key] for key in shown} for row in found["raters"]]
-    yield "Preferences, agreement of raters", found["agreement"]
+    warned = any(row["warning"] for row in report["raters"])
+    shown = [key for key in report["raters"][0] if warned or key != "warning"]
+    yield "Preferences, raters", [{key: row[key] for key in shown} for row in report["raters"]]
+    yield "Preferences, agreement of raters", report["agreement"]
 
 
 def _fitted(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    for section, _, about in fitted_rewards(context):
-        data, found, title = about["data"], about["heldout"], f"Fitted reward {section.slot}"
-        row = {"backbone": backbone_text(about), "fitted on": f"{data['train']} {data['kind']}"}
-        yield title, [{**row, "held out": data["heldout"], "result": accuracy_text(about)}]
-        yield f"{title}, calibration on held-out judgments", found["calibration"]
-        yield f"{title}, raters", [{"rater": name, **figures} for name, figures in found["raters"].items()]
+    for section, _, metadata in fitted_rewards(context):
+        data, results, title = metadata["data"], metadata["heldout"], f"Fitted reward {section.slot}"
+        row = {"backbone": backbone_text(metadata), "fitted on": f"{data['train']} {data['kind']}"}
+        yield title, [{**row, "held out": data["heldout"], "result": accuracy_text(metadata)}]
+        yield f"{title}, calibration on held-out judgments", results["calibration"]
+        yield f"{title}, raters", [{"rater": name, **figures} for name, figures in results["raters"].items()]

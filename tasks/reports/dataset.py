@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import ConfigError, StoreError
-from configs.extras import require_extra
-from storage.trajectories.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
-from tasks.metrics.view import RunView
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.extras import require_extra
+from flowmill.storage.trajectories.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
+from flowmill.tasks.export.copying import new_folder
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.context import RunContext
 
 FORMATS = ("parquet", "datasets", "delta")
 _PLAIN = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "replica", "seed", "policy")
@@ -31,48 +31,29 @@ def export_run(
 
     Args:
         context: the run.
-        folder: a folder that does not exist yet.
+        folder: a folder that does not exist yet, or is empty.
         form: parquet: plain Parquet files; datasets: the same with an image feature, for ``datasets.load_dataset``;
             delta: a Delta Lake table.
         epochs: the epochs to export; all when empty.
         progress: (epochs done, total).
-
-    Raises:
-        StoreError: the folder exists or cannot be written, or the run has no such epoch.
-        ConfigError: the format is unknown, or its library is not installed.
     """
     if form not in FORMATS:
         raise ConfigError(f"--format '{form}' does not exist; there are {', '.join(FORMATS)}.")
-    if folder.exists():
-        raise StoreError(f"'{folder}' exists already. Name a folder that does not.")
     view = RunView(context)
-    made = view.rolled_out
-    chosen = [epoch for epoch in made if not epochs or epoch in epochs]
+    sampled = view.rolled_out
+    chosen = [epoch for epoch in sampled if not epochs or epoch in epochs]
     if not chosen:
-        has = f"it has {made[0]} to {made[-1]}" if made else "it has none"
+        has = f"it has {sampled[0]} to {sampled[-1]}" if sampled else "it has none"
         raise StoreError(f"Run '{context.run.name}' has no rollouts of these epochs; {has}.")
-    write = _delta_writer(folder) if form == "delta" else _parquet_writer(folder, image=form == "datasets")
     rows = 0
-    for done, epoch in enumerate(chosen, 1):
-        table = _table(view, epoch)
-        with _written(folder):
+    with new_folder(folder) as whole:
+        write = _delta_writer(whole) if form == "delta" else _parquet_writer(whole, image=form == "datasets")
+        for done, epoch in enumerate(chosen, 1):
+            table = _table(view, epoch)
             write(epoch, table)
-        rows += table.num_rows
-        progress(done, len(chosen))
+            rows += table.num_rows
+            progress(done, len(chosen))
     return rows
-
-
-@contextlib.contextmanager
-def _written(folder: Path) -> Iterator[None]:
-    """Make a folder if needed; raise a StoreError if writing to it fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"'{folder}' cannot be written: {error.strerror or error}. Name another folder; this one, if it is there, "
-            "is not whole."
-        ) from None
 
 
 def _table(view: RunView, epoch: int) -> pa.Table:
@@ -96,12 +77,12 @@ def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
         scores: score columns: ``reward_<label>`` and ``advantage``.
         texts: whether samples are texts.
     """
-    about = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
-    about["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
+    notes = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
+    notes["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
     return pa.schema(
         [
             *(SAMPLES.field(name) for name in (*_PLAIN, *_LISTS)),
-            *(column(name, pa.float32(), about[name], nullable=True) for name in scores),
+            *(column(name, pa.float32(), notes[name], nullable=True) for name in scores),
             *([column("text", pa.string(), "Completion of a language model.", nullable=True)] if texts else []),
             SAMPLES.field("media_format"),
             column(
@@ -133,8 +114,8 @@ def _with_image(table: pa.Table) -> pa.Table:
     values = [{"bytes": data, "path": None} for data in table.column("media").to_pylist()]
     table = table.drop_columns(["media", "media_format"]).append_column("image", pa.array(values, _IMAGE))
     features = {field.name: _feature(field.type) for field in table.schema}
-    about = {"info": {"features": {**features, "image": {"_type": "Image"}}}}
-    return table.replace_schema_metadata({"huggingface": json.dumps(about)})
+    info = {"info": {"features": {**features, "image": {"_type": "Image"}}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(info)})
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigError, StoreError
-from storage.artifacts.records import ShardRecord
-from storage.trajectories.base import TrajectoryShard
-from storage.trajectories.tables import read_shard
-from storage.trajectories.webdataset import TAR
-from tasks.inputs.components import open_trajectory_store
-from tasks.metrics.view import RunView
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.storage.trajectories.tables import read_shard
+from flowmill.storage.trajectories.webdataset import TAR
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.context import RunContext
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,10 +38,6 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
         epoch: the epoch.
         evaluation: the samples of its evaluation.
         start: number of samples to leave out, of those that this rank and worker would get.
-
-    Raises:
-        ConfigError: the samples are not stored in tars.
-        NotCommittedError: there are no such samples.
     """
     import webdataset as wds
     from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -61,12 +57,12 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
             if left >= record.rows:
                 left -= record.rows
                 continue
-            known = samples.scores(record)
+            scores = samples.scores(record)
             with (context.store.folder(samples.ref, record) / TAR).open("rb") as tar:
-                found = group_by_keys(tar_file_expander([{"url": shard["url"], "stream": tar}]))
-                for number, sample in enumerate(found):
+                members = group_by_keys(tar_file_expander([{"url": shard["url"], "stream": tar}]))
+                for number, sample in enumerate(members):
                     if number >= left:
-                        yield {**sample, SCORES: known.get(str(sample["__key__"]), {})}
+                        yield {**sample, SCORES: scores.get(str(sample["__key__"]), {})}
             left = 0
 
     return wds.DataPipeline(wds.SimpleShardList(list(records)), wds.split_by_node, wds.split_by_worker, opened)
@@ -82,9 +78,6 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
         context: the run.
         epoch: the epoch.
         evaluation: the samples of its evaluation.
-
-    Raises:
-        NotCommittedError: there are no such samples.
     """
     import datasets
 
@@ -101,7 +94,7 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
 
 
 class SampleRows:
-    """The samples of a rollout or an evaluation, or the given ones, as rows for other tools.
+    """The samples of a rollout or an evaluation, or the ingested ones, as rows for other tools.
 
     Columns: those of the samples table that describe a sample, ``image`` or ``video`` (its file, as datasets stores
     it), ``text``, and ``reward``, ``advantage`` and ``reward.<label>`` as far as they exist.
@@ -116,15 +109,15 @@ class SampleRows:
     def of_shard(self, record: ShardRecord) -> Iterator[dict[str, Any]]:
         """Yield the rows of one shard."""
         store, opener = self._context.store, open_trajectory_store(self._context.config.rollout.store)
-        shard, known = opener.open(store.files(self.ref, record)), self.scores(record)
+        shard, scores = opener.open(store.files(self.ref, record)), self.scores(record)
         for number, row in enumerate(shard.table.select(list(_COLUMNS)).to_pylist()):
-            yield {**row, **content_of(shard, number), **known.get(row["sample_id"], {})}
+            yield {**row, **content_of(shard, number), **scores.get(row["sample_id"], {})}
         shard.close()
 
     def scores(self, record: ShardRecord) -> _Scores:
-        """Return the rewards and the advantage of the samples of one shard by name; the rating of given samples, of
+        """Return the rewards and the advantage of the samples of one shard by name; the rating of ingested samples, of
         which there may be more than memory holds."""
-        if self._context.plan.given and not self._evaluation:
+        if self._context.plan.has_data and not self._evaluation:
             return _by_sample(read_shard(self._context.store, self.ref, record, "rewards"))
         return self._scores
 
@@ -142,8 +135,8 @@ def content_of(shard: TrajectoryShard, row: int) -> dict[str, Any]:
     """Return the stored image or clip, and the text, of a row by the names of their columns."""
     form, text = shard.media_format(row), shard.text(row)
     media = {"bytes": bytes(shard.media_file(row)), "path": f"{row}.{form}"} if form else None
-    found = {} if media is None else {"video" if form == "mp4" else "image": media}
-    return found if text is None else {**found, "text": text}
+    content = {} if media is None else {"video" if form == "mp4" else "image": media}
+    return content if text is None else {**content, "text": text}
 
 
 def features_of(row: Mapping[str, Any], *, decode_clips: bool = True) -> Any:

@@ -9,21 +9,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.errors import StoreError, TrustError
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.store_trust import check_trusted
-from tasks.metrics.samples import arrays_of, stored_as
-from tasks.metrics.view import RunView
-from tasks.modalities.modality import make_kind
-from tasks.runs.context import RunContext
-from tasks.runtime.host import ModelHost
-from tasks.specs.graph import Node
-from tasks.specs.turns import turns_of
-from tasks.training.data import TrainingData
+from flowmill.configs.errors import StoreError, TrustError
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.store_trust import check_trusted
+from flowmill.tasks.metrics.samples import arrays_of, stored_as
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runtime.host import ModelHost
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.turns import turns_of
+from flowmill.tasks.training.data import TrainingData
 
 
 def trace_sample(
@@ -38,10 +38,6 @@ def trace_sample(
         runs: runs whose lineage names the artifact.
         trusted: allow importing a custom algorithm that only the store names: the algorithm decides which rows of a
             sample enter which update.
-
-    Raises:
-        StoreError: the artifact has no such sample, or holds no samples.
-        TrustError: a run's algorithm or trajectory store is custom code that the user did not name.
     """
     if ref.kind != "trajectories":
         raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
@@ -52,12 +48,12 @@ def trace_sample(
         shard = opener.open(store.files(ref, record))
         row = pc.index(shard.table.column("sample_id"), sample_id).as_py()
         if row >= 0:
-            found, text = shard.table.slice(row, 1), shard.text(row)
+            selected, text = shard.table.slice(row, 1), shard.text(row)
             written = {} if text is None else {"text": text}
-            about = {**found.drop_columns(["arrays"]).to_pylist()[0], **written}
-            about["arrays"] = found.column("arrays").to_pylist()[0]
+            sample = {**selected.drop_columns(["arrays"]).to_pylist()[0], **written}
+            sample["arrays"] = selected.column("arrays").to_pylist()[0]
             used = {run.run.name: _uses(run, ref, sample_id) for run in runs}
-            return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
+            return {"artifact": str(ref), "shard": record.shard, "sample": sample, "runs": used}
     raise StoreError(f"{ref} has no sample '{sample_id}'.")
 
 
@@ -76,10 +72,10 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
     epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
     if epoch is None:
         return {"note": "a side result of this run: nothing was trained on it"}
-    if context.plan.given:
-        given = _row(read_rows(context.store, ref, "rewards"), sample_id) or {}
-        about = {"rating": given.get("reward"), "row": given.get("note")}
-        return {"given": about, "updates": _updates(context, entries, epoch, sample_id)}
+    if context.plan.has_data:
+        rating = _row(read_rows(context.store, ref, "rewards"), sample_id) or {}
+        fields = {"rating": rating.get("reward"), "row": rating.get("note")}
+        return {"given": fields, "updates": _updates(context, entries, epoch, sample_id)}
     row = _row(RunView(context).scores(epoch), sample_id) or {}
     start = {} if context.starts_from is None else {"start": context.starts_from}
     scores = {
@@ -106,10 +102,10 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
 
 
 def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
-    """Return the updates that used a sample: in its own epoch and those that replayed it; of a given one, in any."""
+    """Return the updates that used a sample: in its own epoch and those that replayed it; of ``data``, in any."""
     replay = context.config.optimize.replay
-    reach = context.config.run.epochs if context.plan.given else epoch + (replay.epochs if replay else 0)
-    found = []
+    reach = context.config.run.epochs if context.plan.has_data else epoch + (replay.epochs if replay else 0)
+    updates = []
     for entry in entries:
         if entry.stage != "optimize" or not epoch <= entry.epoch <= reach:
             continue
@@ -119,13 +115,13 @@ def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, s
         for number in data.updates_of(sample_id):
             if number < len(metrics):  # the others are left out
                 update = int(metrics[number]["update"])
-                found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
-    return found
+                updates.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
+    return updates
 
 
 def _row(table: pa.Table, sample_id: str) -> dict[str, Any] | None:
-    found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
-    return dict(found[0]) if found else None
+    rows = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
+    return dict(rows[0]) if rows else None
 
 
 class States:
@@ -136,18 +132,10 @@ class States:
 
         Args:
             context: the run; not a read-only one, as its record may name code.
-
-        Raises:
-            StoreError: samples of this kind have no visible states.
         """
         self._store = context.store
         self._decode = make_kind(context.config).decoder(context.config, ModelHost(context))
 
     def of(self, ref: ArtifactRef, sample: str) -> np.ndarray:
-        """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8.
-
-        Raises:
-            StoreError: the artifact lacks the sample.
-            CorruptError: no latents are stored, or a file is damaged.
-        """
+        """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8."""
         return self._decode(arrays_of(self._store, ref, "latents", [sample])[sample])

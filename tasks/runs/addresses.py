@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import re
 
-from configs.errors import ConfigError
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.layout import ArtifactRef
-from storage.maintenance.verify import find_ref
-from tasks.runs.opening import open_run
-from tasks.specs.graph import TURN, Node
-from tasks.specs.stages import stage_spec
+from flowmill.configs.errors import ConfigError
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.verify import find_ref
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.specs.graph import TURN, Node
+from flowmill.tasks.specs.stages import stage_spec
 
 _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
 
 
 def model_address(text: str) -> tuple[str, int | None]:
-    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; None means the last epoch.
-
-    Raises:
-        ConfigError: the text has neither form.
-    """
+    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; None means the last epoch."""
     run, at, epoch = text.partition("@")
     if at and not (epoch.isascii() and epoch.isdecimal()):
         raise ConfigError(f"'{text}' is no address of a model: '{epoch}' is no epoch. Write RUN, or RUN@EPOCH.")
@@ -32,18 +28,13 @@ def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:
     """Return an artifact by ``RUN/stage@epoch``, ``RUN/stage[slot]@epoch``, or ``kind/id``, which may be shortened.
 
     The default slot is that of the first reward.
-
-    Raises:
-        StoreError: there is no such run or artifact.
-        ConfigError: the run has no such stage.
-        NotCommittedError: the artifact is not committed yet.
     """
-    found = _ADDRESS.fullmatch(name)
-    if found is None or RunFolder(store, found["run"]).describe() is None:
+    match = _ADDRESS.fullmatch(name)
+    if match is None or RunFolder(store, match["run"]).describe() is None:
         return find_ref(store, name)
-    chain = open_run(store.root.uri, found["run"], reads=True).chain
-    epoch, stage = int(found["epoch"]), found["stage"]
-    node = Node(epoch, stage, found["slot"] or "")
+    chain = open_run(store.root.uri, match["run"], reads=True).chain
+    epoch, stage = int(match["epoch"]), match["stage"]
+    node = Node(epoch, stage, match["slot"] or "")
     if not node.slot and stage_spec(stage).slotted:
         node = next((each for each in chain.nodes() if each[:2] == (epoch, stage) and TURN not in each.slot), node)
     chain.identity(node)

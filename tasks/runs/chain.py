@@ -11,17 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from configs.errors import NotCommittedError
-from configs.escaping import command
-from configs.fingerprint import fingerprint
-from storage.artifacts.lineage import LineageEntry
-from storage.artifacts.records import same_content
-from storage.layout import ArtifactRef
-from tasks.specs.graph import OF, RENDERER, Node, policy_after
-from tasks.specs.identity import StageIdentity, identity_of
-from tasks.specs.run_inputs import RunInputs
-from tasks.specs.stages import STAGES
-from tasks.specs.turns import has_turn, split_turn
+from flowmill.configs.errors import NotCommittedError
+from flowmill.configs.escaping import command
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.artifacts.records import same_content
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.specs.graph import OF, RENDERER, Node, policy_after
+from flowmill.tasks.specs.identity import StageIdentity, identity_of
+from flowmill.tasks.specs.run_inputs import RunInputs
+from flowmill.tasks.specs.stages import STAGES
+from flowmill.tasks.specs.turns import has_turn, split_turn
 
 
 class Chain:
@@ -33,7 +33,7 @@ class Chain:
         Args:
             facts: run and config.
             run: the chain of the run's own config, if ``facts`` have another config for one stage. That stage reads
-                all artifacts of other epochs from this chain, and those of its own epoch that were not made with the
+                all artifacts of other epochs from this chain, and those of its own epoch that do not result from the
                 other config.
             epoch: the epoch of that stage.
         """
@@ -52,7 +52,7 @@ class Chain:
         return self.plan.nodes()
 
     def ref(self, node: Node) -> ArtifactRef:
-        """Return the artifact a stage is expected to make, or has made."""
+        """Return the expected artifact of a stage, or its actual one."""
         with self._lock:
             waiting = [] if self._is_settled(node) else [node]
             while waiting:
@@ -61,9 +61,9 @@ class Chain:
                 if missing:
                     waiting += missing
                 else:
-                    found = waiting.pop()
-                    self._bases[found] = self._basis(found)
-                    self._refs[found] = self._settle(found)
+                    ready = waiting.pop()
+                    self._bases[ready] = self._basis(ready)
+                    self._refs[ready] = self._settle(ready)
             return self._refs[node]
 
     def target(self, node: Node) -> ArtifactRef:
@@ -71,8 +71,8 @@ class Chain:
         identity = self.identity(node)
         return self._canonical(node, identity.work([self.ref(each) for each in identity.upstream()]))
 
-    def made_of(self, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
-        """Return the artifact a stage makes from given inputs, which may differ from those of the chain."""
+    def result_of(self, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
+        """Return the artifact a stage computes from ``inputs``, which may differ from those of the chain."""
         return self._canonical(node, self.identity(node).work(inputs))
 
     def find(self, epoch: int, stage: str, slot: str = "") -> LineageEntry | None:
@@ -81,39 +81,43 @@ class Chain:
         if not self.has(node):
             return None
         ref = self.ref(node)
-        made = self._made(node, ref)
-        if made:
+        attempts = self._attempts(node, ref)
+        if attempts:
             # An equal attempt is the same artifact with another name.
-            return LineageEntry(epoch=epoch, stage=stage, slot=slot, artifact=str(ref), forced=made[-1].forced)
+            return LineageEntry(epoch=epoch, stage=stage, slot=slot, artifact=str(ref), forced=attempts[-1].forced)
         return None
 
     def require(self, epoch: int, stage: str, slot: str = "") -> LineageEntry:
-        """Return the record of a stage that must have run.
+        """Return the record of a stage that must have run."""
+        entry = self.find(epoch, stage, slot)
+        if entry is None:
+            raise NotCommittedError(self._missing(epoch, stage, slot))
+        return entry
 
-        Raises:
-            NotCommittedError: it has not.
-        """
-        found = self.find(epoch, stage, slot)
-        if found is None:
-            label, last = f"{stage} of '{slot}'" if slot else stage, self.config.run.epochs
-            # A stage of the next epoch makes a run longer.
-            if epoch > last + (STAGES[stage].scope == "epoch"):
-                more = command("flowmill", "run", "CONFIG", "--name", self.run.name, "--set", f"run.epochs={epoch}")
-                raise NotCommittedError(
-                    f"Run '{self.run.name}' has no {label} for epoch {epoch}: it has epochs 0 to {last}. Name one of "
-                    f"them, or train it further: {more}"
-                )
-            how = command("flowmill", "stage", stage, "--run", self.run.name, *(["--epoch", epoch] if epoch else []))
-            state = " with these settings" if self.run.made(epoch, stage, slot) else ""
-            raise NotCommittedError(
-                f"Run '{self.run.name}' has no {label} for epoch {epoch}{state} yet. Run '{how}' first."
-            )
-        return found
+    def trained(self) -> int:
+        """Return the newest epoch whose training is done and counts; 0 if there is none."""
+        newest = max((entry.epoch for entry in self.run.entries() if entry.stage == "optimize"), default=0)
+        return next((epoch for epoch in range(newest, 0, -1) if self.find(*policy_after(epoch))), 0)
+
+    def _missing(self, epoch: int, stage: str, slot: str) -> str:
+        """Return the message that a stage has not run, with the command that runs it or an epoch that has it."""
+        name, done = self.run.name, self.trained()
+        label = f"{stage} of '{slot}'" if slot else stage
+        lacks = f"Run '{name}' has no {label} for epoch {epoch}"
+        # A stage of an epoch reads the policy of the epoch before.
+        if epoch > done + (STAGES[stage].scope == "epoch"):
+            more = command("flowmill", "run", "CONFIG", "--name", name, "--set", f"run.epochs={epoch}")
+            reached = f"{done} of its {self.config.run.epochs} epochs are trained"
+            others = f"Name an epoch up to {done}, or train" if done else "Train"
+            return f"{lacks}: {reached}. {others} it further: {more}"
+        how = command("flowmill", "stage", stage, "--run", name, *(["--epoch", epoch] if epoch else []))
+        state = " with these settings" if self.run.entries_of(epoch, stage, slot) else ""
+        return f"{lacks}{state} yet. Run '{how}' first."
 
     def entries(self) -> list[LineageEntry]:
         """Return the records that count, in the order of the work."""
-        found = (self.find(*node) for node in self.nodes())
-        return [entry for entry in found if entry is not None]
+        entries = (self.find(*node) for node in self.nodes())
+        return [entry for entry in entries if entry is not None]
 
     def digest(self) -> str:
         """Return one hash of the content of all committed artifacts of the run, without times or hosts."""
@@ -128,19 +132,15 @@ class Chain:
             parts.append([*entry.key, content])
         return fingerprint(parts)
 
-    def note(self, node: Node, made: ArtifactRef) -> None:
-        """Record the artifact a stage made; if it is not the expected one, derive its dependents again."""
+    def note(self, node: Node, ref: ArtifactRef) -> None:
+        """Record the artifact of a stage; if it is not the expected one, derive its dependents again."""
         with self._lock:
             # If this one is not derived yet, its dependents are not derived either.
-            if self._refs.get(node, made) != made or STAGES[node.stage].directs:
+            if self._refs.get(node, ref) != ref:
                 self._refs.clear()
 
     def identity(self, node: Node) -> StageIdentity:
-        """Return a stage under this config, with its options and inputs.
-
-        Raises:
-            ConfigError: there is no such stage, or it does not exist for this epoch or slot.
-        """
+        """Return a stage under this config, with its options and inputs."""
         return identity_of(self._facts, node, lambda other: self.find(*other))
 
     def has(self, node: Node) -> bool:
@@ -169,7 +169,7 @@ class Chain:
 
     def _basis(self, node: Node) -> tuple[int, tuple[Node, ...]]:
         """Return the number of a stage's records and its inputs; a change of either requires another derivation."""
-        return len(self.run.made(*node)), self._upstream(node)
+        return len(self.run.entries_of(*node)), self._upstream(node)
 
     def _upstream(self, node: Node) -> tuple[Node, ...]:
         return () if self._is_the_runs(node) else self.identity(node).upstream()
@@ -183,36 +183,36 @@ class Chain:
         identity = self.identity(node)
         inputs = [self._refs[each] for each in identity.upstream()]
         ref = self._canonical(node, identity.work(inputs))
-        if self.own is None or self._made(node, ref):
+        if self.own is None or self._attempts(node, ref):
             return ref
         return self._borrowed(self.own, node, inputs) or ref
 
     def _borrowed(self, own: Chain, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef | None:
-        """Return the run's own artifact for a node if it is a policy, or made from the same inputs."""
+        """Return the run's own artifact for a node if it is a policy, or has the same inputs."""
         if node.epoch == 0 or not own.has(node):
             return None
         same = [own.ref(each) for each in own.identity(node).upstream()] == list(inputs)
         return own.ref(node) if same or node == policy_after(node.epoch) else None
 
-    def _made(self, node: Node, ref: ArtifactRef) -> list[LineageEntry]:
+    def _attempts(self, node: Node, ref: ArtifactRef) -> list[LineageEntry]:
         """Return the records of a stage that are attempts at the same work, oldest first."""
-        return [entry for entry in self.run.made(*node) if entry.ref.fingerprint == ref.fingerprint]
+        return [entry for entry in self.run.entries_of(*node) if entry.ref.fingerprint == ref.fingerprint]
 
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
         """Return the first attempt with the same content as the newest.
 
         An earlier attempt without its manifest may have the same content; only making it again shows that.
         """
-        made = [entry.ref for entry in self._made(node, plain)]
-        if not made or made[-1] == plain:
-            return made[-1] if made else plain
+        attempts = [entry.ref for entry in self._attempts(node, plain)]
+        if not attempts or attempts[-1] == plain:
+            return attempts[-1] if attempts else plain
         store = self.store
-        newest = store.manifest(made[-1])
-        for number in range(1, made[-1].number):
+        newest = store.manifest(attempts[-1])
+        for number in range(1, attempts[-1].number):
             attempt = plain.attempt(number)
             earlier = store.manifest(attempt)
-            if newest is None or (earlier is None and attempt not in made):
+            if newest is None or (earlier is None and attempt not in attempts):
                 continue
             if earlier is None or same_content(earlier, newest):
                 return attempt
-        return made[-1]
+        return attempts[-1]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from configs.algorithm_defaults import AlgorithmNeeds
-from configs.base import Component
-from configs.errors import TrustError
-from configs.schema import RunConfig
-from storage.artifacts.lineage import RunFolder
-from tasks.inputs.components import algorithm_needs
+from flowmill.configs.algorithm_defaults import AlgorithmNeeds
+from flowmill.configs.base import Component
+from flowmill.configs.errors import TrustError
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.inputs.components import algorithm_needs
 
 _SERIES = "needs"
 
 
 def note_needs(run: RunFolder, config: RunConfig) -> None:
-    """Record the requirements of a run's algorithm.
-
-    Raises:
-        ConfigError: the algorithm cannot be imported.
-        StoreError: the record cannot be written.
-    """
+    """Record the requirements of a run's algorithm."""
     algorithm = config.optimize.algorithm
     run.add(_SERIES, {"algorithm": algorithm.model_dump(mode="json"), **algorithm_needs(config)._asdict()})
 
@@ -32,9 +27,6 @@ def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunCon
         config: the config.
         run: the run.
         trusted: without such a record, allow importing the algorithm to find its requirements.
-
-    Raises:
-        TrustError: there is no record, and the algorithm, which only the store names, may not be imported.
     """
     algorithm = config.optimize.algorithm
     note = run.newest(_SERIES)

@@ -8,30 +8,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import NotCommittedError
-from configs.load import asks_for, parse_config
-from configs.model import ModelSection
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows
-from tasks.inputs.prompts import HELD_OUT_ROWS, StoredPrompt, image_column, image_files, image_keys
-from tasks.inputs.renderer import render_of
-from tasks.inputs.weight_sources import PIPELINE, Weights, source_folder, weight_files
-from tasks.runs.chain import Chain
-from tasks.runs.media_cache import Recent
-from tasks.runs.moves import as_given, moved
-from tasks.runs.progress import Ledger, Reporter, Silent
-from tasks.runs.start import started_from
-from tasks.specs.graph import RENDERER, policy_after
-from tasks.specs.run_inputs import RunInputs
+from flowmill.configs.errors import NotCommittedError
+from flowmill.configs.load import asks_for, parse_config
+from flowmill.configs.model import ModelSection
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, StoredPrompt, image_column, image_files, image_keys
+from flowmill.tasks.inputs.renderer import render_of
+from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights, source_folder, weight_files
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.media_cache import Recent
+from flowmill.tasks.runs.moves import as_requested, moved
+from flowmill.tasks.runs.progress import Ledger, Reporter, Silent
+from flowmill.tasks.runs.start import started_from
+from flowmill.tasks.specs.graph import RENDERER, policy_after
+from flowmill.tasks.specs.run_inputs import RunInputs
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from storage.trajectories.embeddings import EmbeddingCache
-    from storage.trajectories.source_images import ReferenceFiles
+    from flowmill.storage.trajectories.embeddings import EmbeddingCache
+    from flowmill.storage.trajectories.source_images import ReferenceFiles
 
 
 class RunContext(RunInputs):
@@ -74,7 +74,7 @@ class RunContext(RunInputs):
         # A config written by an earlier version may lack settings that now have a default.
         config = parse_config({**own, **section}, where=f"run '{self.run.name}'").like(self.config)
         if not self.reads:
-            config = as_given(config, moved(self.store, self.run, config, self.config))
+            config = as_requested(config, moved(self.store, self.run, config, self.config))
         if _asks_for(config) == _asks_for(self.config):
             return Chain(self)
         return Chain(self, run=Chain(RunInputs(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
@@ -115,12 +115,8 @@ class RunContext(RunInputs):
         Equal prompts share the same arrays. A clip gives its first frame; with ``frames`` that many frames, and an
         image is repeated. If an earlier version did not store the images, they are read from the prompt files; image
         names are content hashes, so the images are the same.
-
-        Raises:
-            NotCommittedError: the run has no such image.
-            CorruptError: an image is damaged.
         """
-        from tasks.inputs.prompt_rows import frames_of, picture_of
+        from flowmill.tasks.inputs.prompt_rows import frames_of, picture_of
 
         listed = [image_keys(one) for one in metadata]
         keys = dict.fromkeys(key for keys in listed for key in keys)
@@ -133,7 +129,7 @@ class RunContext(RunInputs):
         return [[seen[key] for key in keys] for keys in listed]
 
     def _source_images(self, keys: Iterable[str]) -> dict[str, bytes]:
-        from tasks.inputs.prompt_rows import image_data
+        from flowmill.tasks.inputs.prompt_rows import image_data
 
         paths = image_files(prompt for split in self.source_prompts.values() for prompt in split)
         for key in keys:
@@ -152,7 +148,7 @@ class RunContext(RunInputs):
     @cached_property
     def _reference_files(self) -> ReferenceFiles:
         # Imported late: most runs have no images, and this module imports Arrow.
-        from storage.trajectories.source_images import ReferenceFiles
+        from flowmill.storage.trajectories.source_images import ReferenceFiles
 
         return ReferenceFiles(self.store, self.chain.require(0, "preprocess").ref)
 
@@ -186,7 +182,7 @@ class RunContext(RunInputs):
 
     def embedding_cache(self, ref: ArtifactRef) -> EmbeddingCache:
         """Return the embedding cache of an encoder; tables it has read stay in memory."""
-        from storage.trajectories.embeddings import EmbeddingCache
+        from flowmill.storage.trajectories.embeddings import EmbeddingCache
 
         return self._caches.setdefault(ref, EmbeddingCache(self.store, ref))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from configs.load import override_config
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
+from flowmill.configs.load import override_config
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
 
 #: Series of records of lengths requested outside the config: by ``--advance``, or by a stage of the next epoch.
 _SERIES = "lengths"
@@ -35,17 +35,24 @@ def length(run: RunFolder) -> int:
     return min(last, trained)
 
 
-def remember_length(run: RunFolder, epochs: int) -> None:
-    """Record a run's number of epochs, which overrides that of a config file."""
-    run.add(_SERIES, {"epochs": epochs})
+def remember_length(run: RunFolder, epochs: int, *, advance: int | None = None) -> None:
+    """Record a run's number of epochs, which overrides that of a config, and the requested number of further ones."""
+    run.add(_SERIES, {"epochs": epochs} | ({} if advance is None else {"advance": advance}))
 
 
-def length_note(asked: RunConfig, kept: RunConfig) -> str | None:
+def advance_begun(run: RunFolder, epochs: int) -> int | None:
+    """Return the number of epochs to which the last request for so many further ones leads; None without one."""
+    newest, config = run.newest(_SERIES) or {}, run.config()
+    current = config is not None and newest.get("epochs") == config["run"]["epochs"]
+    return int(newest["epochs"]) if current and newest.get("advance") == epochs else None
+
+
+def length_note(config: RunConfig, own: RunConfig) -> str | None:
     """Return a note if a run keeps its length, else None."""
-    if asked.run.epochs == kept.run.epochs:
+    if config.run.epochs == own.run.epochs:
         return None
     return (
-        f"Run '{kept.run.name}' has {kept.run.epochs} epochs and the config asks for {asked.run.epochs}: it keeps "
-        f"them. With --rewind it would end after epoch {asked.run.epochs}: later epochs would become side results, "
+        f"Run '{own.run.name}' has {own.run.epochs} epochs and the config asks for {config.run.epochs}: it keeps "
+        f"them. With --rewind it would end after epoch {config.run.epochs}: later epochs would become side results, "
         "and MLflow's curves and the alias 'champion' would go back."
     )

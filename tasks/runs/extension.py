@@ -4,37 +4,33 @@ from __future__ import annotations
 
 from typing import Literal
 
-from configs.load import override_config
-from tasks.runs.context import RunContext
-from tasks.runs.epoch_count import remember_length
-from tasks.runs.opening import recorded
-from tasks.specs.graph import Node, policy_after
-from tasks.specs.stages import STAGES
+from flowmill.configs.load import override_config
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.epoch_count import advance_begun, remember_length
+from flowmill.tasks.runs.opening import recorded
+from flowmill.tasks.runs.state import last_state
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.stages import STAGES
 
 
-def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "latest"]) -> int:
+def chosen_epoch(context: RunContext, stage: str, requested: int | Literal["next", "latest"]) -> int:
     """Return the epoch that a number, 'next' or 'latest' selects.
 
     ``next`` is the first epoch without the stage, which may be one more than the run has; ``latest`` is the newest
     epoch with a rollout. For stages that read a policy both are the newest trained epoch.
     """
-    if isinstance(asked, int):
-        return asked
+    if isinstance(requested, int):
+        return requested
     context.run.refresh()
-    done = trained(context)
+    done = context.chain.trained()
     if STAGES[stage].scope == "run":
         return 0
     if STAGES[stage].scope != "epoch":
         return done
-    if asked == "latest":
+    if requested == "latest":
         return max(1, _last(context, "rollout", done))
     return _last(context, stage, done) + 1
-
-
-def trained(context: RunContext) -> int:
-    """Return the newest epoch whose training is done and counts; 0 if there is none."""
-    newest = max((entry.epoch for entry in context.run.entries() if entry.stage == "optimize"), default=0)
-    return next((epoch for epoch in range(newest, 0, -1) if context.chain.find(*policy_after(epoch))), 0)
 
 
 def grown(context: RunContext, epochs: int | None) -> RunContext:
@@ -42,7 +38,28 @@ def grown(context: RunContext, epochs: int | None) -> RunContext:
     if epochs is None:
         return context
     context.run.refresh()
-    return _with_epochs(context, trained(context) + epochs)
+    return _with_epochs(context, advanced(context, epochs), advance=epochs)
+
+
+def advanced(context: RunContext, epochs: int) -> int:
+    """Return the number of epochs that a run has after so many further ones.
+
+    A request that was stopped before its end is the same request when it is repeated: it leads to the same number.
+    """
+    begun = advance_begun(context.run, epochs)
+    if begun is not None and last_state(context.run) != "done":
+        chain = RunContext(context.store, _longer(context, begun), context.run).chain
+        if any(chain.find(*node) is None for node in chain.nodes()):
+            return begun
+    return context.chain.trained() + epochs
+
+
+def advance_note(context: RunContext, epochs: int, total: int) -> str | None:
+    """Return a note if a request for further epochs goes on with one that was stopped, else None."""
+    done = context.chain.trained()
+    if done + epochs == total:
+        return None
+    return f"Run '{context.run.name}' has {done} epochs: this goes on with the same request, which ends after {total}."
 
 
 def extend(context: RunContext, epochs: int) -> None:
@@ -51,11 +68,15 @@ def extend(context: RunContext, epochs: int) -> None:
         _with_epochs(context, epochs)
 
 
-def _with_epochs(context: RunContext, epochs: int) -> RunContext:
-    config = override_config(context.config, [f"run.epochs={epochs}"])
+def _with_epochs(context: RunContext, epochs: int, *, advance: int | None = None) -> RunContext:
+    config = _longer(context, epochs)
     context.run.add("configs", recorded(config))
-    remember_length(context.run, epochs)
+    remember_length(context.run, epochs, advance=advance)
     return RunContext(context.store, config, context.run, reporter=context.reporter)
+
+
+def _longer(context: RunContext, epochs: int) -> RunConfig:
+    return override_config(context.config, [f"run.epochs={epochs}"])
 
 
 def _last(context: RunContext, stage: str, done: int) -> int:

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from storage.layout import ArtifactRef
+from flowmill.storage.layout import ArtifactRef
 
 #: Most bytes to keep; the oldest shards are dropped first, and are decoded when requested.
-_KEPT = 128 << 20
+_LIMIT = 128 << 20
 
 
 class Recent:
     """Images or clips of the newest artifact of each kind, by shard; safe for several threads."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
-        """Start empty; ``kept`` is the most bytes to keep."""
-        self._limit = kept
+    def __init__(self, limit: int = _LIMIT) -> None:
+        """Start empty; ``limit`` is the most bytes to keep."""
+        self._limit = limit
         self._shards: OrderedDict[tuple[ArtifactRef, str], list[np.ndarray]] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
@@ -30,13 +30,13 @@ class Recent:
         Args:
             ref: the artifact; other artifacts of its kind are dropped.
             shard: the shard; rows of an earlier attempt are dropped.
-            exact: whether storage is lossless; otherwise no rows are kept.
+            exact: whether storage is lossless; otherwise no rows are cached.
         """
         key = (ref, shard)
         with self._lock:
-            for known in [*self._shards]:
-                if known == key or (known[0].kind == ref.kind and known[0] != ref):
-                    self._drop(known)
+            for cached in [*self._shards]:
+                if cached == key or (cached[0].kind == ref.kind and cached[0] != ref):
+                    self._drop(cached)
             if exact:
                 self._shards[key] = []
 
@@ -60,10 +60,10 @@ class Recent:
                 self._drop((ref, shard))
 
     def find(self, ref: ArtifactRef, shard: str, rows: int) -> list[np.ndarray] | None:
-        """Return the media of a shard if those of all its rows are kept, else None."""
+        """Return the media of a shard if those of all its rows are cached, else None."""
         with self._lock:
-            found = self._shards.get((ref, shard), [])
-            return [*found] if found and len(found) == rows else None
+            cached = self._shards.get((ref, shard), [])
+            return [*cached] if cached and len(cached) == rows else None
 
     def _drop(self, key: tuple[ArtifactRef, str]) -> None:
         self._size -= sum(each.nbytes for each in self._shards.pop(key))

@@ -8,30 +8,35 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from configs.errors import RunConflictError, StoreError
-from configs.fingerprint import fingerprint
-from configs.load import asks_for, differences, flatten, override_config, parse_config
-from configs.model import ModelSection
-from configs.override_quoting import text_override
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder, list_runs
-from storage.artifacts.mirrored_records import lost_newest
-from storage.layout import ArtifactRef
-from tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
-from tasks.inputs.store_trust import READ, check_trusted, remember
-from tasks.inputs.weight_sources import model_identity
-from tasks.runs.component_requirements import knowing_needs, note_needs
-from tasks.runs.context import RunContext
-from tasks.runs.locks import FINISHED, run_name
-from tasks.runs.moves import Moves, as_before, moved
-from tasks.runs.progress import Reporter
-from tasks.runs.start import started_from
-from tasks.specs.graph import HELD_OUT, RENDERER
+from flowmill.configs.algorithm_defaults import IDENTITIES
+from flowmill.configs.data import DataSection
+from flowmill.configs.errors import RunConflictError, StoreError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.import_paths import import_from
+from flowmill.configs.load import asks_for, differences, flatten, override_config, parse_config
+from flowmill.configs.model import ModelSection
+from flowmill.configs.override_quoting import text_override
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RUN_VERSION, RunFolder, list_runs
+from flowmill.storage.artifacts.mirrored_records import lost_newest
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.shapes import with_columns
+from flowmill.tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
+from flowmill.tasks.inputs.store_trust import READ, check_trusted, remember, trusted_modules
+from flowmill.tasks.inputs.weight_sources import model_identity
+from flowmill.tasks.runs.component_requirements import knowing_needs, note_needs
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.locks import FINISHED, run_name
+from flowmill.tasks.runs.moves import Moves, as_before, moved
+from flowmill.tasks.runs.progress import Reporter
+from flowmill.tasks.runs.start import started_from
+from flowmill.tasks.specs.graph import HELD_OUT, RENDERER
 
 _CUT = "rollout.groups_per_shard"
+_ALGORITHM = "optimize.algorithm.name"
 #: Records that each start of a run writes, by the name below its folder.
 _STARTED = frozenset({"run.json", "configs", "needs", "states", "tracking"})
 
@@ -40,13 +45,9 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
     """Create the run that a config describes, or bind to it if it exists with the same settings.
 
     The config becomes the run's config; with fewer epochs or another evaluation it selects other artifacts of the run.
-
-    Raises:
-        RunConflictError: a run of this name exists with other settings.
-        StoreError: the root cannot be used.
-        PromptError: a prompt source cannot be used.
     """
-    context = find_run(config, reporter=reporter)
+    config = with_columns_of_run(config)
+    context = _run_of(config, reporter)
     if context is None:
         store = ArtifactStore(config.store)
         run = RunFolder(store, run_name(config))
@@ -67,13 +68,11 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
 
 
 def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext | None:
-    """Bind to the run that a config describes if it exists with the same settings; return None if it does not exist.
+    """Bind to the run that a config describes if it exists with the same settings; return None if it does not exist."""
+    return _run_of(with_columns_of_run(config), reporter)
 
-    Raises:
-        RunConflictError: a run of this name exists with other settings.
-        StoreError: the root cannot be used.
-        PromptError: a prompt source cannot be used.
-    """
+
+def _run_of(config: RunConfig, reporter: Reporter | None) -> RunContext | None:
     store = ArtifactStore(config.store)
     run = RunFolder(store, run_name(config))
     changed = conflicts(run, config)
@@ -83,12 +82,20 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
     return RunContext(store, config, run, reporter=reporter)
 
 
-def refuse_other_settings(config: RunConfig, changed: Sequence[str]) -> None:
-    """Refuse to continue a run with changed settings.
+def with_columns_of_run(config: RunConfig) -> RunConfig:
+    """Return a config that names the columns of its rows of data: by the first row, or as its run has them if that
+    cannot be read."""
 
-    Raises:
-        RunConflictError: ``changed`` is not empty.
-    """
+    def section_of_run() -> DataSection | None:
+        run = RunFolder(ArtifactStore(config.store), run_name(config))
+        newest = run.config()
+        return None if newest is None else parse_config(newest, where=f"run '{run.name}'").data
+
+    return with_columns(config, section_of_run)
+
+
+def refuse_other_settings(config: RunConfig, changed: Sequence[str]) -> None:
+    """Refuse to continue a run with changed settings."""
     if changed:
         raise RunConflictError(
             f"Run '{run_name(config)}' exists in '{ArtifactStore(config.store).root.uri}' with other settings:\n  "
@@ -98,11 +105,7 @@ def refuse_other_settings(config: RunConfig, changed: Sequence[str]) -> None:
 
 
 def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
-    """Return the changed settings that conflict with an existing run; None if the run does not exist.
-
-    Raises:
-        PromptError: a prompt source cannot be used.
-    """
+    """Return the changed settings that conflict with an existing run; None if the run does not exist."""
     first, newest = run.describe(), run.config()
     if newest is None:
         return None
@@ -134,22 +137,18 @@ def open_run(
         epoch: epoch of that stage.
         reads: read-only; see ``RunContext``.
         trusted: use code, commands, addresses and paths that only the store's record of the run names.
-
-    Raises:
-        StoreError: there is no such run, or the root cannot be used.
-        ConfigError: an override is not valid.
-        TrustError: the store names code or commands that the user did not request, or a custom algorithm without its
-            requirements.
     """
     # This machine, not the record, determines the locations of the store and its copies.
     written = require_run(ArtifactStore(root), name)
-    found = written.config() or {}
-    stored = parse_config({key: value for key, value in found.items() if key != "store"}, where=f"run '{name}'")
+    record = written.config() or {}
+    stored = parse_config({key: value for key, value in record.items() if key != "store"}, where=f"run '{name}'")
     if reads:
         stored = knowing_needs(stored, written, trusted=trusted)
     config = override_config(stored, [text_override("store.root", root), *overrides])
     if not trusted:
         check_trusted(stored, config, run=name, only=READ if reads else None)
+    modules = config.execution.modules, config.execution.sources
+    import_from(*(modules if trusted or not reads else trusted_modules(config)))
     store = ArtifactStore(config.store, remembers=reads)
     run = RunFolder(store, name)
     return RunContext(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
@@ -169,8 +168,10 @@ def mark_finished(context: RunContext, result: Mapping[str, Any]) -> None:
     """Record that all artifacts of this config are committed, with their names and the result of the run."""
     entries = [entry for entry in context.chain.entries() if entry.ref.kind != "embeddings"]
     artifacts = [[*entry.key, entry.artifact] for entry in entries]
-    made = _attempts(context.run, artifacts)
-    context.run.add(_finished(context, context.config), {"artifacts": artifacts, "made": made, "result": dict(result)})
+    attempts = _attempts(context.run, artifacts)
+    context.run.add(
+        _finished(context, context.config), {"artifacts": artifacts, "made": attempts, "result": dict(result)}
+    )
 
 
 def finished_result(context: RunContext) -> dict[str, Any] | None:
@@ -188,11 +189,11 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     # A config written by an earlier version may lack settings that now have a default.
     own = parse_config(stored, where=f"run '{run.name}'")
     moves = moved(context.store, run, own, context.config)
-    wanted = as_before(context.config, moves)
-    note = run.newest(_finished(context, wanted, moves)) or run.newest(_finished_once(context, stored, moves))
+    requested = as_before(context.config, moves)
+    note = run.newest(_finished(context, requested, moves)) or run.newest(_finished_once(context, stored, moves))
     if note is None:
         return None
-    if _wanted(recorded(own)) != _wanted(recorded(wanted)) or _attempts(run, note["artifacts"]) != note["made"]:
+    if _required(recorded(own)) != _required(recorded(requested)) or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     if any(path.split("/")[2] in _STARTED for path in lost_newest(run.store.root, run.name)):
         return None
@@ -218,7 +219,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 def _record(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
     identity = {"prompts": _prompts_identity(config), "preprocess": prompts_fingerprint(source_prompts(config))}
     start = {} if config.model.start is None else {"start": started_from(store, config)}
-    return {"config": recorded(config), **identity, **start, "schema_version": 2}
+    return {"config": recorded(config), **identity, **start, "schema_version": RUN_VERSION}
 
 
 def _prompts_identity(config: RunConfig) -> str:
@@ -235,39 +236,39 @@ def _finished(context: RunContext, config: RunConfig, moves: Moves = MappingProx
 
 
 def _finished_once(context: RunContext, stored: Mapping[str, Any], moves: Moves) -> str:
-    """Return the name of that series in flowmill 0.1.0, which includes every setting of the stored config."""
+    """Return the name of that series before flowmill 0.3.0, which includes every setting of the stored config."""
     return _series(context, stored, moves)
 
 
 def _series(context: RunContext, settings: Mapping[str, Any], moves: Moves) -> str:
     # The size of shards is part of the name because it was before it became optional.
-    wanted = _wanted(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
+    required = _required(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
+    if _ALGORITHM in required:
+        required[_ALGORITHM] = IDENTITIES.get(required[_ALGORITHM], required[_ALGORITHM])
     for name, slot, model in zip(("model.path", "render.model.path"), ("", RENDERER), _models(context), strict=False):
         if _is_local(model):
-            wanted[name] = model_identity(str(model.path), None)
+            required[name] = model_identity(str(model.path), None)
         if model.single_files:
-            wanted[f"{name}, files"] = context.single_file_identity(model, slot)
-    return f"{FINISHED}{fingerprint({**wanted, **_begun_as(context, moves)})[:16]}"
+            required[f"{name}, files"] = context.single_file_identity(model, slot)
+    return f"{FINISHED}{fingerprint({**required, **_begun_as(context, moves)})[:16]}"
 
 
 def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
     """Return the identity of files in addition to the base model, by setting: hashes of contents, not paths."""
-    model, found = context.config.model, dict[str, Any]()
-    if model.checkpoint is not None:
-        found["model.checkpoint"] = context.checkpoint_identity
+    model, identities = context.config.model, dict[str, Any]()
     if model.lora is not None and model.lora.start is not None:
-        found["model.lora.start"] = context.adapter_identity
+        identities["model.lora.start"] = context.adapter_identity
     if context.config.critic.path is not None:
-        found["critic.path"] = context.critic_identity
+        identities["critic.path"] = context.critic_identity
     data = context.config.data
     if data is not None:
-        found["data.train, contents"] = context.data_identity("")
+        identities["data.train, contents"] = context.data_identity("")
         if data.heldout is not None:
-            found["data.heldout, contents"] = context.data_identity(HELD_OUT)
+            identities["data.heldout, contents"] = context.data_identity(HELD_OUT)
     before = {new: old for old, new in moves.values()}
-    for setting, held in context.contents.all().items():
-        found[f"{setting}, contents"] = {before.get(path, path): digest for path, digest in held.items()}
-    return found
+    for setting, hashes in context.contents.all().items():
+        identities[f"{setting}, contents"] = {before.get(path, path): digest for path, digest in hashes.items()}
+    return identities
 
 
 def _models(context: RunContext) -> list[ModelSection]:
@@ -280,7 +281,7 @@ def _is_local(model: ModelSection) -> bool:
     return model.path is not None and Path(model.path).is_dir()
 
 
-def _wanted(config: Mapping[str, Any]) -> dict[str, Any]:
+def _required(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in asks_for(config).items() if not _by_content(key)}
 
 

@@ -11,8 +11,6 @@ from typing import Protocol
 
 import psutil
 
-from configs.import_timing import measure_imports, seconds_of_imports
-
 #: Number of recent spans of work, of all stages, for the typical time.
 _LATELY = 64
 
@@ -47,25 +45,20 @@ class Ledger:
 
     def __init__(self) -> None:
         """Start the clock."""
-        measure_imports()
         self._spans: list[tuple[str, float, float]] = []
-        self._imports = 0.0
         self._lock = threading.Lock()
         self.started = time.monotonic()
-        self._waited, self._asked = 0.0, self.started
+        self._waited, self._measured = 0.0, self.started
 
     @contextmanager
     def work(self, stage: str) -> Iterator[None]:
-        """Count the time inside as work of a stage, except for imports, which count as start-up."""
-        start, imports = time.monotonic(), seconds_of_imports()
+        """Count the time inside as work of a stage."""
+        start = time.monotonic()
         try:
             yield
         finally:
-            took = seconds_of_imports() - imports
             with self._lock:
-                self._imports += took
-                # Most imports come first.
-                self._spans.append((stage, start + took, time.monotonic()))
+                self._spans.append((stage, start, time.monotonic()))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -79,8 +72,8 @@ class Ledger:
     def waited_share(self) -> float:
         """Return the share of time spent ``waiting`` since the last call, or since the start."""
         now = time.monotonic()
-        share = self._waited / max(now - self._asked, 1e-9)
-        self._waited, self._asked = 0.0, now
+        share = self._waited / max(now - self._measured, 1e-9)
+        self._waited, self._measured = 0.0, now
         return share
 
     def seconds(self, stage: str) -> float:
@@ -109,10 +102,10 @@ class Ledger:
         return total
 
     def startup(self) -> float:
-        """Return the seconds from the start of the process to this ledger, plus those of imports in stages."""
+        """Return the seconds from the start of the process to this ledger."""
         before = time.time() - float(psutil.Process().create_time()) - (time.monotonic() - self.started)
-        return max(0.0, before) + self._imports
+        return max(0.0, before)
 
     def overhead(self) -> float:
         """Return the seconds of this ledger in which no stage worked: orchestration, commits, tracking."""
-        return max(0.0, time.monotonic() - self.started - self.busy() - self._imports)
+        return max(0.0, time.monotonic() - self.started - self.busy())

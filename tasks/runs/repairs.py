@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.layout import ArtifactRef
-from storage.maintenance.quarantine import revive
-from tasks.runs.chain import Chain
-from tasks.runs.opening import open_run
-from tasks.specs.graph import Node
-from tasks.specs.stages import STAGES
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.quarantine import revive
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.stages import STAGES
 
 
 def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
@@ -24,13 +24,15 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
         damaged: artifact -> the run to regenerate it for.
     """
     order = list(STAGES)
-    found: set[tuple[str, int, int]] = set()
+    stages: set[tuple[str, int, int]] = set()
     for run in sorted(set(damaged.values())):
-        wanted = {ref for ref, name in damaged.items() if name == run}
-        nodes = {Node(*entry.key) for entry in RunFolder(store, run).entries() if entry.ref in wanted}
+        refs = {ref for ref, name in damaged.items() if name == run}
+        nodes = {
+            Node(*entry.key) for entry in RunFolder(store, run).entries() if entry.ref in refs and entry.stage in order
+        }
         chain = open_run(store.root.uri, run, reads=True).chain
-        found |= {(run, node.epoch, order.index(node.stage)) for node in {*nodes, *_revived(chain, nodes)}}
-    return [(run, order[number], epoch) for run, epoch, number in sorted(found)]
+        stages |= {(run, node.epoch, order.index(node.stage)) for node in {*nodes, *_revived(chain, nodes)}}
+    return [(run, order[number], epoch) for run, epoch, number in sorted(stages)]
 
 
 def _revived(chain: Chain, nodes: Collection[Node]) -> Iterator[Node]:

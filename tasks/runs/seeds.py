@@ -9,7 +9,7 @@ from json.encoder import encode_basestring
 import numpy as np
 import torch
 
-from configs.fingerprint import canonical_json
+from flowmill.configs.fingerprint import canonical_json
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -81,11 +81,11 @@ def source_counts(weights: Sequence[float], sizes: Sequence[int], per_epoch: int
         per_epoch: groups per epoch, at most all prompts.
         epoch: the epoch, from 1.
     """
-    wanted = np.bincount(_source_of_groups(weights, epoch * per_epoch)[-per_epoch:], minlength=len(weights))
-    found: list[int] = np.minimum(wanted, sizes).tolist()
+    shares = np.bincount(_source_of_groups(weights, epoch * per_epoch)[-per_epoch:], minlength=len(weights))
+    counts: list[int] = np.minimum(shares, sizes).tolist()
     for source, size in enumerate(sizes):
-        found[source] += min(per_epoch - sum(found), size - found[source])
-    return found
+        counts[source] += min(per_epoch - sum(counts), size - counts[source])
+    return counts
 
 
 def most_of_each(weights: Sequence[float], per_epoch: int, epochs: int) -> list[int]:
@@ -98,19 +98,19 @@ def _source_of_groups(weights: Sequence[float], count: int) -> np.ndarray:
     """Return the source of each of a run's first groups, (count,).
 
     It depends only on a group's number. The golden ratio spreads sources evenly, so every range of groups has
-    approximately the wanted shares.
+    approximately the required shares.
     """
     bounds = np.cumsum(weights) / np.sum(weights)
     places = (np.arange(count, dtype=np.float64) + 0.5) * _GOLDEN % 1.0
     return np.minimum(np.searchsorted(bounds, places, side="right"), len(weights) - 1)
 
 
-def _next_of(size: int, used: int, wanted: int, seed: int, source: int) -> list[int]:
+def _next_of(size: int, used: int, count: int, seed: int, source: int) -> list[int]:
     """Return the next indices of a source after ``used`` ones; no index appears twice in the result."""
-    found: list[int] = []
+    indices: list[int] = []
     number, position = divmod(used, size)
-    while len(found) < wanted:
+    while len(indices) < count:
         order = permutation(size, seed, "prompts", source, number)[position:]
-        found += [index for index in order.tolist() if index not in found][: wanted - len(found)]
+        indices += [index for index in order.tolist() if index not in indices][: count - len(indices)]
         number, position = number + 1, 0
-    return found
+    return indices

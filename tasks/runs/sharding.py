@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from configs.schema import RunConfig
-from models.rewards.factory import needs_of
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.factory import needs_of
 
 #: Most groups of a rollout, or batches of an evaluation, per shard: the work a crash can lose.
 _LARGEST = 4

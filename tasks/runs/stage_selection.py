@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from configs.errors import ConfigError
-from configs.fingerprint import fingerprint
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.specs.stages import STAGES
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.stages import STAGES
 
 #: Settings that identify the run: a stage with other values would belong to another run.
 _OF_THE_RUN = (
@@ -26,9 +26,6 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
         context: the run, with the requested settings.
         node: the stage.
         evaluation: a name for an additional evaluation.
-
-    Raises:
-        ConfigError: the settings belong to another run, or a stage other than an evaluation got a name.
     """
     spec = STAGES[node.stage]
     evaluates = spec.scope == "evaluation"
@@ -44,9 +41,9 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     if not evaluates or node.slot or not spec.slotted:
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)
-    found = list(context.plan.evaluation(node.epoch, name))
+    nodes = list(context.plan.evaluation(node.epoch, name))
     # The images of the run's own evaluation exist; an evaluation with a name is a record of the same images.
-    return [*first, *(found if node.stage == "evaluate" or name else found[1:])]
+    return [*first, *(nodes if node.stage == "evaluate" or name else nodes[1:])]
 
 
 def _prompts_first(context: RunContext, node: Node) -> list[Node]:
@@ -62,8 +59,8 @@ def _prompts_first(context: RunContext, node: Node) -> list[Node]:
                 f"--set {key}: this setting identifies the run '{context.run.name}', so no stage of it can have "
                 "another. Start a run of another name: flowmill run CONFIG --name NAME --set ..."
             )
-    known = context.chain.find(0, "preprocess") is not None
-    return [] if known else [Node(0, "encode"), Node(0, "preprocess")]
+    done = context.chain.find(0, "preprocess") is not None
+    return [] if done else [Node(0, "encode"), Node(0, "preprocess")]
 
 
 def _own_name(context: RunContext, epoch: int) -> str:

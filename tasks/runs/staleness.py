@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from configs.fingerprint import canonical_json
-from configs.load import flatten
-from storage.artifacts.lineage import LineageEntry
-from storage.artifacts.records import Manifest
-from tasks.runs.chain import Chain
-from tasks.specs.graph import OF, Node
-from tasks.specs.identity import StageIdentity
-from tasks.specs.input_hashes import CONTENTS
-from tasks.specs.stages import STAGES
-from tasks.specs.turns import split_turn
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.load import flatten
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.artifacts.records import Manifest
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.specs.graph import OF, Node
+from flowmill.tasks.specs.identity import StageIdentity
+from flowmill.tasks.specs.input_hashes import CONTENTS
+from flowmill.tasks.specs.stages import STAGES
+from flowmill.tasks.specs.turns import split_turn
 
 
-class State(Enum):
+class Freshness(Enum):
     """State of an artifact of the run."""
 
     FRESH = "fresh"
     """Committed, with the current settings and inputs."""
     STALE = "stale"
-    """The committed artifact was made with other settings or inputs."""
+    """The committed artifact was computed with other settings or inputs."""
     MISSING = "missing"
-    """Not made yet."""
+    """Not computed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,16 @@ class Cause:
     text: str
     """The change, such as ``rollout.steps 8 -> 10``."""
     upstream: Node | None = None
-    """For a changed input: the stage that made it."""
+    """For a changed input: the stage that computed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StageStatus:
     """One stage of the run."""
 
     node: Node
     """Epoch, stage, slot."""
-    state: State
+    state: Freshness
     """Fresh, stale or missing."""
     artifact: str
     """``kind/id`` of the current or expected artifact."""
@@ -65,7 +65,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """An artifact that the run made but that is not part of it."""
+    """An artifact that the run computed but that is not part of it."""
 
     entry: LineageEntry
     """Its record."""
@@ -79,48 +79,48 @@ class Side:
         return {**place, "artifact": entry.artifact, "forced": entry.forced, "label": self.label}
 
 
-def standings(chain: Chain) -> list[Standing]:
-    """Return the standing of every stage of the run, in the order of the work."""
-    return [standing(chain, node) for node in chain.nodes()]
+def statuses(chain: Chain) -> list[StageStatus]:
+    """Return the status of every stage of the run, in the order of the work."""
+    return [status_of(chain, node) for node in chain.nodes()]
 
 
 def is_complete(chain: Chain) -> bool:
     """Return whether every stage of the run is fresh."""
-    return all(standing(chain, node).state is State.FRESH for node in chain.nodes())
+    return all(status_of(chain, node).state is Freshness.FRESH for node in chain.nodes())
 
 
-def standing(chain: Chain, node: Node) -> Standing:
-    """Return the standing of one stage."""
+def status_of(chain: Chain, node: Node) -> StageStatus:
+    """Return the status of one stage."""
     ref, store = chain.ref(node), chain.store
     grows = ref.kind == "embeddings"
     if chain.find(*node) is not None and (grows or store.manifest(ref) is not None):
-        return Standing(node=node, state=State.FRESH, artifact=str(ref))
-    made = chain.run.made(*node)
+        return StageStatus(node=node, state=Freshness.FRESH, artifact=str(ref))
+    entries = chain.run.entries_of(*node)
     reusable = not grows and store.manifest(ref) is not None
-    if not made:
-        return Standing(node=node, state=State.MISSING, artifact=str(ref), reusable=reusable)
-    causes = tuple(_causes(chain, chain.identity(node), made[-1]))
-    return Standing(node=node, state=State.STALE, artifact=str(ref), causes=causes, reusable=reusable)
+    if not entries:
+        return StageStatus(node=node, state=Freshness.MISSING, artifact=str(ref), reusable=reusable)
+    causes = tuple(_causes(chain, chain.identity(node), entries[-1]))
+    return StageStatus(node=node, state=Freshness.STALE, artifact=str(ref), causes=causes, reusable=reusable)
 
 
-def due(chain: Chain, node: Node) -> list[Standing]:
+def due(chain: Chain, node: Node) -> list[StageStatus]:
     """Return stale dependents of a stage, direct or indirect."""
-    behind, found = {node}, []
+    behind, outdated = {node}, []
     for each in chain.nodes():
         if each != node and behind.intersection(chain.identity(each).upstream()):
             behind.add(each)
-            current = standing(chain, each)
-            if current.state is not State.FRESH:
-                found.append(current)
-    return found
+            current = status_of(chain, each)
+            if current.state is not Freshness.FRESH:
+                outdated.append(current)
+    return outdated
 
 
 def explain(chain: Chain, node: Node) -> list[str]:
     """Return the reasons for a stage's state, one per line, root causes first."""
-    current = standing(chain, node)
-    if current.state is State.FRESH:
+    current = status_of(chain, node)
+    if current.state is Freshness.FRESH:
         return [f"{node} is fresh: {current.artifact} was made with the run's settings from its recorded inputs."]
-    if current.state is State.MISSING:
+    if current.state is Freshness.MISSING:
         source = "; another run made it, so nothing is to be computed" if current.reusable else ""
         return [f"{node} is missing: the run has not made it yet{source}."]
     roots = list(dict.fromkeys(_roots(chain, current)))
@@ -129,20 +129,20 @@ def explain(chain: Chain, node: Node) -> list[str]:
 
 def side_results(chain: Chain) -> list[Side]:
     """Return side results of the run's lineage, each with its label."""
-    nodes, found = set(chain.nodes()), []
+    nodes, results = set(chain.nodes()), []
     run = chain.run
     for entry in run.entries():
         node = Node(*entry.key)
         label = _label(chain, node, entry, scheduled=node in nodes)
         if label is None:
             continue
-        newest = run.made(*node)[-1]
-        if not (node in nodes and entry == newest and standing(chain, node).state is State.STALE):
-            found.append(Side(entry=entry, label=label))
-    return found
+        newest = run.entries_of(*node)[-1]
+        if not (node in nodes and entry == newest and status_of(chain, node).state is Freshness.STALE):
+            results.append(Side(entry=entry, label=label))
+    return results
 
 
-def _roots(chain: Chain, current: Standing) -> Iterator[str]:
+def _roots(chain: Chain, current: StageStatus) -> Iterator[str]:
     waiting, seen = [current], {current.node}
     while waiting:
         at = waiting.pop()
@@ -150,17 +150,17 @@ def _roots(chain: Chain, current: Standing) -> Iterator[str]:
             if cause.upstream is None:
                 yield f"{at.node}: {cause.text}"
                 continue
-            above = standing(chain, cause.upstream)
-            if above.state is State.STALE and cause.upstream not in seen:
+            above = status_of(chain, cause.upstream)
+            if above.state is Freshness.STALE and cause.upstream not in seen:
                 seen.add(cause.upstream)
                 waiting.append(above)
-            elif above.state is not State.STALE:
+            elif above.state is not Freshness.STALE:
                 yield f"{cause.upstream}: {_remade(chain, above)}"
 
 
-def _remade(chain: Chain, above: Standing) -> str:
+def _remade(chain: Chain, above: StageStatus) -> str:
     """Return why a fresh or missing stage differs from the one that its dependents read."""
-    if above.state is State.MISSING:
+    if above.state is Freshness.MISSING:
         return "missing"
     entry = chain.find(*above.node)
     if entry is not None and entry.forced:
@@ -172,7 +172,7 @@ def _causes(chain: Chain, identity: StageIdentity, entry: LineageEntry) -> Itera
     """Yield differences between a committed artifact and the one the stage would make now."""
     if identity.spec.grows:
         # A cache has no manifest with details.
-        above = [node for node in identity.upstream() if standing(chain, node).state is State.STALE]
+        above = [node for node in identity.upstream() if status_of(chain, node).state is Freshness.STALE]
         yield from (Cause(text=f"input {node} changed", upstream=node) for node in above)
         yield from () if above else (Cause(text="the encoder's settings changed"),)
         return
@@ -223,6 +223,8 @@ def _other_inputs(chain: Chain, identity: StageIdentity, manifest: Manifest) -> 
 
 def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:
     """Return the reason why an entry is a side result, None if it is part of the run."""
+    if node.stage not in STAGES:
+        return f"stage '{node.stage}' no longer exists"
     slot, _ = split_turn(node.slot)
     name = slot.partition(OF)[2] if node.stage == "judge" else slot
     if name and STAGES[node.stage].scope == "evaluation":
@@ -235,7 +237,11 @@ def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) ->
     ref = chain.ref(node)
     if entry.ref.fingerprint != ref.fingerprint:
         return "; ".join(cause.text for cause in _causes(chain, chain.identity(node), entry)) or "other settings"
-    made = [each for each in chain.run.made(*node) if each.ref.fingerprint == ref.fingerprint]
+    attempts = [each for each in chain.run.entries_of(*node) if each.ref.fingerprint == ref.fingerprint]
     if entry.ref == ref:
         return None
-    return f"attempt {entry.ref.number}, equal to {ref}" if entry == made[-1] else f"attempt {entry.ref.number}, redone"
+    return (
+        f"attempt {entry.ref.number}, equal to {ref}"
+        if entry == attempts[-1]
+        else f"attempt {entry.ref.number}, redone"
+    )

@@ -8,32 +8,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from configs.escaping import command
-from configs.load import parse_config
-from configs.registry import resolve
-from configs.schema import RunConfig
-from configs.suggestions import did_you_mean
-from models.policies import POLICIES
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder, list_runs
-from storage.backends import may_exist
-from tasks.inputs.components import lora_spec
-from tasks.inputs.store_trust import READ, check_trusted
-from tasks.inputs.weight_sources import Weights, chosen_weights
-from tasks.runs.chain import Chain
-from tasks.runs.component_requirements import knowing_needs
-from tasks.specs.graph import Node, policy_after
-from tasks.specs.run_inputs import RunInputs
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.escaping import command
+from flowmill.configs.load import parse_config
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.policies import POLICIES
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder, list_runs
+from flowmill.storage.backends import may_exist
+from flowmill.tasks.inputs.components import lora_spec
+from flowmill.tasks.inputs.store_trust import READ, check_trusted
+from flowmill.tasks.inputs.weight_sources import Weights, chosen_weights
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.component_requirements import knowing_needs
+from flowmill.tasks.specs.graph import Node, policy_after
+from flowmill.tasks.specs.run_inputs import RunInputs
 
 
 def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
-    """Return the policy that ``model.start`` names: artifact, digest, file of weights (None: the base model), base.
-
-    Raises:
-        ConfigError: there is no such run or epoch, or its model is another one.
-        TrustError: the store names code that the user did not request.
-    """
+    """Return the policy that ``model.start`` names: artifact, digest, file of weights (None: the base model), base."""
     name, _, epoch = str(config.model.start).rpartition("@")
     source = _chain(store, name)
     entry = source.find(*policy_after(int(epoch)))
@@ -59,11 +54,7 @@ def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
 
 
 def check_start(config: RunConfig) -> None:
-    """Check that the policy that ``model.start`` names exists and fits; a run that has begun has its own copy.
-
-    Raises:
-        ConfigError: there is none, or it is of another model.
-    """
+    """Check that the policy that ``model.start`` names exists and fits; a run that has begun has its own copy."""
     if not may_exist(config.store):
         raise ConfigError(
             f"model.start is '{config.model.start}', but there is no store at '{config.store.root}'. Train that run "
@@ -81,11 +72,7 @@ def has_begun(config: RunConfig) -> bool:
 
 
 def check_first(config: RunConfig, first: RunConfig) -> None:
-    """Check before any work that the run of ``model.start_config`` will have the policy that a run starts from.
-
-    Raises:
-        ConfigError: it has another name, fewer epochs, or trains another model.
-    """
+    """Check before any work that the run of ``model.start_config`` will have the policy that a run starts from."""
     name, _, epoch = str(config.model.start).rpartition("@")
     wrong = f"is run '{first.run.name}'" if first.run.name != name else f"has {first.run.epochs} epochs"
     if first.run.name != name or first.run.epochs < int(epoch):
@@ -99,14 +86,14 @@ def check_first(config: RunConfig, first: RunConfig) -> None:
 
 def _chain(store: ArtifactStore, name: str) -> Chain:
     run = RunFolder(store, name)
-    found = run.config()
-    if found is None:
+    record = run.config()
+    if record is None:
         names = list_runs(store)
         raise ConfigError(
             f"model.start: there is no run '{name}' in '{store.root.uri}'. "
             + (did_you_mean(name, names) if names else "Train it first, in the same store.")
         )
-    config = parse_config(found, where=f"run '{name}'")
+    config = parse_config(record, where=f"run '{name}'")
     check_trusted(config, config, run=name, only=READ)
     return Chain(RunInputs(store, knowing_needs(config, run, trusted=False), run, reads=True))
 
@@ -127,8 +114,8 @@ def _check_alike(config: RunConfig, first: RunConfig, same: bool) -> None:
         )
     family = resolve(POLICIES, ours.policy, label="model.policy")
     begun = theirs.lora is not None and theirs.lora.start is not None
-    adapters, given = ("files" if begun else lora_spec(first, family)), lora_spec(config, family)
-    if adapters != given:
+    adapters, own = ("files" if begun else lora_spec(first, family)), lora_spec(config, family)
+    if adapters != own:
         trained = "all weights" if adapters is None else f"adapters ({theirs.lora.brief()})" if theirs.lora else ""
         raise ConfigError(
             f"model.start: run '{name}' trains {trained}, this config "

@@ -5,19 +5,27 @@ from __future__ import annotations
 import contextlib
 import time
 
-from configs.errors import FlowmillError
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import FlowmillError
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.runs.context import RunContext
 
 _SERIES = "states"
 #: Most characters of an error, far more than a message with its remedy has; tables cut it to their width.
 _MOST = 4000
 
 
-def note_state(context: RunContext, state: str, error: BaseException | None = None) -> None:
-    """Record that a run is 'running', 'done', 'stopped', 'held' by an alert or 'failed'; suppress failures to write."""
+def note_state(context: RunContext, state: str, error: BaseException | None = None, *, flow_run: str = "") -> None:
+    """Record that a run is 'running', 'done', 'stopped', 'held' by an alert or 'failed'; suppress failures to write.
+
+    Args:
+        context: the run.
+        state: the state.
+        error: what ended it.
+        flow_run: id of the flow run that executes it.
+    """
     message = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
     with contextlib.suppress(FlowmillError, OSError):
-        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": message})
+        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": message, "flow_run": flow_run})
 
 
 def state_of(context: RunContext, *, complete: bool) -> str:
@@ -27,16 +35,29 @@ def state_of(context: RunContext, *, complete: bool) -> str:
         context: the run.
         complete: whether all artifacts of its config are committed.
     """
-    note = context.run.newest(_SERIES)
-    state = None if note is None else str(note["state"])
-    if state == "running":
-        with contextlib.suppress(FlowmillError, OSError):
-            if context.store.root.locked(context.run.lock_path):
-                return "running"
-        # Its writer ended without a final record.
-        state = "stopped"
+    with contextlib.suppress(FlowmillError, OSError):
+        # A process that still loads its libraries has recorded nothing.
+        if context.store.root.locked(context.run.lock_path):
+            return "running"
     if complete:
         return "done"
-    if state in ("failed", "held") and note is not None:
-        return f"{'failed' if state == 'failed' else 'stopped'}: {note['error']}"
+    state = last_state(context.run)
+    if state in ("failed", "held"):
+        return f"{'failed' if state == 'failed' else 'stopped'}: {(context.run.newest(_SERIES) or {})['error']}"
     return "stopped" if state is not None or context.run.entries() else "not started"
+
+
+def killed_flow_run(context: RunContext) -> str:
+    """Return the flow run that executed the run and ended without a record of its end; '' if there is none.
+
+    Args:
+        context: a run whose lock this process holds.
+    """
+    note = context.run.newest(_SERIES) or {}
+    return str(note.get("flow_run", "")) if note.get("state") == "running" else ""
+
+
+def last_state(run: RunFolder) -> str | None:
+    """Return the last recorded state; None if there is none."""
+    note = run.newest(_SERIES)
+    return None if note is None else str(note["state"])

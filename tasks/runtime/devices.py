@@ -1,4 +1,4 @@
-"""Memory and kernels of a process's device, see ``models.devices``."""
+"""Memory and kernels of a process's device, see ``flowmill.models.devices``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from models.weights.sharding import local
-from tasks.runtime.process_memory import process_peak
+from flowmill.models.weights.sharding import local
+from flowmill.tasks.runtime.process_memory import process_peak
 
 
 def free_cached_memory(device: torch.device) -> None:

@@ -44,8 +44,8 @@ def _driver(device: torch.device) -> dict[str, str]:
 def _build(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
-    found = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
-    return {name: str(value) for name, value in found.items() if value is not None}
+    versions = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
+    return {name: str(value) for name, value in versions.items() if value is not None}
 
 
 def _kernels(device: torch.device) -> dict[str, str]:

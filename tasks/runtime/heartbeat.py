@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from tasks.runtime.kv_store import KeyValueStore
+from flowmill.tasks.runtime.kv_store import KeyValueStore
 
 _BEAT_S = 1.0
 _START_S = 60.0
@@ -108,7 +108,7 @@ class Watch:
                 self._beats[rank] = (beat, self._heard)
 
     def hanging(self) -> str | None:
-        """Return a message about the hanging rank and its last work, None if no rank hangs."""
+        """Return a message on the hanging rank and its last work, None if no rank hangs."""
         now = self._clock()
         if now - self._heard > self._limit:
             return f"rank 0 has said nothing for {now - self._heard:.0f} s; {self._last(0)}"
@@ -129,5 +129,5 @@ class Watch:
         return None
 
     def _last(self, rank: int) -> str:
-        known = self._beats.get(rank)
-        return "it never said where it was" if known is None else f"it was last at: {known[0].place}"
+        beat = self._beats.get(rank)
+        return "it never said where it was" if beat is None else f"it was last at: {beat[0].place}"

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.devices import chosen_device, local_rank, make_current
-from models.library_loading import quiet_libraries
-from models.policies import POLICIES
-from models.policies.base import Policy
-from models.policies.compute_meter import Meter, peak_flops
-from models.policies.parts import Part
-from models.policies.trainable import Trainable
-from models.rewards.factory import MadeRewards
-from models.weights.context_parallel import TokenSplit
-from models.weights.sharding import Sharding
-from storage.layout import ArtifactRef
-from tasks.inputs.components import lora_spec
-from tasks.inputs.weight_sources import Weights, chosen_weights, local_model, weight_files
-from tasks.runs.seeds import derive
-from tasks.runtime.critic import HeldCritic, fresh_critic
-from tasks.runtime.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
-from tasks.runtime.hardware_info import computing_facts
-from tasks.runtime.ranks import Ranks
-from tasks.runtime.renderer import Renderer
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.devices import chosen_device, local_rank, make_current
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.base import Policy
+from flowmill.models.policies.compute_meter import Meter, peak_flops
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.rewards.factory import RewardCache
+from flowmill.models.weights.context_parallel import TokenSplit
+from flowmill.models.weights.sharding import Sharding
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.components import lora_spec
+from flowmill.tasks.inputs.weight_sources import Weights, chosen_weights, local_model, weight_files
+from flowmill.tasks.runs.seeds import derive
+from flowmill.tasks.runtime.critic import LoadedCritic, fresh_critic
+from flowmill.tasks.runtime.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
+from flowmill.tasks.runtime.hardware_info import computing_facts
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.runtime.renderer import Renderer
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
+    from flowmill.tasks.runs.context import RunContext
 
 #: Key of the policy before an artifact's weights are loaded: the base model, with fresh adapters if any.
 _BASE = ("base", "")
@@ -54,17 +54,18 @@ class ModelHost:
         self._decoder: Policy | None = None
         self._trainable: Trainable | None = None
         self._holds: tuple[str, str] | None = None
-        self.critic = HeldCritic(context.store, self._fresh_critic)
+        self.critic = LoadedCritic(context.store, self._fresh_critic)
         """The critic that is trained with the policy, if there is one."""
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
         self.renderer = None if context.config.render is None else Renderer(context)
         """The frozen model that renders the policy's texts, if there is one."""
         self.trainer: Any = None
-        """State that training keeps for the next epoch; see ``tasks.training.state.Kept``."""
+        """State that training keeps for the next epoch; see ``flowmill.tasks.training.state.RetainedState``."""
+        self.idle_modules: tuple[str, ...] = ()  # without a gradient in the last epoch
         self._prepared: frozenset[Part] | None = None
         self._work = ""
-        self.rewards = MadeRewards(context.contents.fits.located)
-        """Rewards, each made once per process."""
+        self.rewards = RewardCache(context.contents.fits.located)
+        """Rewards, each created once per process."""
         self._lock = threading.RLock()
 
     @property
@@ -92,7 +93,7 @@ class ModelHost:
         elif self.config.execution.deterministic:
             use_deterministic_kernels()
 
-    def held(self) -> dict[str, int]:
+    def loaded(self) -> dict[str, int]:
         """Return the bytes of parameters and buffers of every loaded part."""
         parts: dict[str, Mapping[str, torch.nn.Module]] = {}
         if self._encoder is not None:
@@ -102,21 +103,21 @@ class ModelHost:
         if self._trainable is not None:
             parts |= {"policy": self._trainable.policy.modules()}
             parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
-        if self.critic.held is not None:
-            parts["critic"] = self.critic.held.policy.modules()
-        held = {name: sum(map(module_bytes, modules.values())) for name, modules in parts.items()}
-        return held if self.renderer is None else {**held, Part.RENDERER.value: self.renderer.held()}
+        if self.critic.loaded is not None:
+            parts["critic"] = self.critic.loaded.policy.modules()
+        sizes = {name: sum(map(module_bytes, modules.values())) for name, modules in parts.items()}
+        return sizes if self.renderer is None else {**sizes, Part.RENDERER.value: self.renderer.loaded()}
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of loaded parts, and the peaks since the last call, see ``peak_memory``."""
-        return {**self.held(), **peak_memory(self.device)}
+        return {**self.loaded(), **peak_memory(self.device)}
 
     def facts(self) -> dict[str, str]:
         """Return the facts that, in addition to inputs, affect exact results; see ``computing_facts``."""
         return computing_facts(self.device) | ({} if self._trainable is None else self._trainable.policy.facts)
 
     def computed(self) -> dict[str, float]:
-        """Return seconds and FLOPs of denoisers since the last call, and the device's peak FLOP/s, if known."""
+        """Return seconds and FLOPs of denoisers since the last call, and the device's peak FLOP/s, if listed."""
         meter = None if self._trainable is None else self._trainable.policy.meter
         if meter is None:
             return {}
@@ -142,10 +143,10 @@ class ModelHost:
             weights: the kind of its weights.
         """
         with self._lock:
-            held = self.trainable(ref, weights)
+            trainable = self.trainable(ref, weights)
             if not self.samples_in_step:
-                held.gather()
-            return held
+                trainable.gather()
+            return trainable
 
     @property
     def samples_in_step(self) -> bool:
@@ -156,9 +157,9 @@ class ModelHost:
         """Return the policy for writing files; a separate unsharded copy if ranks shard the weights."""
         if self.sharding is None:
             return self.trainable(ref, weights)
-        made = self._fresh(spread=False)
-        made.read(weight_files(self.context.store, ref, weights))
-        return made
+        copy = self._fresh(spread=False)
+        copy.read(weight_files(self.context.store, ref, weights))
+        return copy
 
     # Loading and releasing
 
@@ -192,13 +193,13 @@ class ModelHost:
     def release(self) -> None:
         """Release all loaded models."""
         with self._lock:
-            held = any(each is not None for each in (self._encoder, self._decoder, self._trainable))
+            in_use = any(each is not None for each in (self._encoder, self._decoder, self._trainable))
             self._encoder = self._decoder = None
             self._trainable = self._holds = self._prepared = self.trainer = None
             self.critic.forget()
             if self.renderer is not None:
                 self.renderer.forget()
-            if held:
+            if in_use:
                 free_cached_memory(self.device)
 
     def load(self, parts: frozenset[Part], folder: Path | None = None, *, empty: bool = False) -> Policy:
@@ -212,13 +213,13 @@ class ModelHost:
         quiet_libraries()
         settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
-        found = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
-        return found.computing_dequantized(self.config.model.quantize, parts)
+        policy = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+        return policy.computing_dequantized(self.config.model.quantize, parts)
 
     @property
     def _family(self) -> type[Policy]:
-        found: type[Policy] = resolve(POLICIES, self.config.model.policy, label="model.policy")
-        return found
+        family: type[Policy] = resolve(POLICIES, self.config.model.policy, label="model.policy")
+        return family
 
     def encoder(self) -> Any:
         """Return a policy with the base model's prompt encoders."""
@@ -231,8 +232,8 @@ class ModelHost:
         """Return the decoder of samples: the policy if loaded with its autoencoder, else the autoencoder."""
         with self._lock:
             if self._trainable is not None and self.config.rollout.media.decodes:
-                held: Policy = self._trainable.policy
-                return held
+                policy: Policy = self._trainable.policy
+                return policy
             if self._decoder is None:
                 self._decoder = self.load(frozenset({Part.VAE}))
             return self._decoder
@@ -240,23 +241,23 @@ class ModelHost:
     def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
         """Return the policy with the weights of an artifact; denoiser and autoencoder are loaded once per process."""
         with self._lock:
-            held, wanted = self._loaded(), self._names(ref, weights)
-            if self._holds != wanted:
+            model, names = self._loaded(), self._names(ref, weights)
+            if self._holds != names:
                 # Gathered weights are a copy: ranks gather and shard collectively.
-                gathered = held.gathered
-                held.scatter()
-                held.read(weight_files(self.context.store, ref, weights))
-                self._holds = wanted
+                gathered = model.gathered
+                model.scatter()
+                model.read(weight_files(self.context.store, ref, weights))
+                self._holds = names
                 if gathered:
-                    held.gather()
-            return held
+                    model.gather()
+            return model
 
     def borrow(self, ref: ArtifactRef) -> Trainable:
         """Return the policy with the trained weights of an artifact for training; it then belongs to no artifact."""
-        held = self.trainable(ref)
-        held.scatter()
+        model = self.trainable(ref)
+        model.scatter()
         self._holds = None
-        return held
+        return model
 
     def keep(self, ref: ArtifactRef) -> None:
         """Record that the borrowed policy now holds the trained weights of an artifact."""
@@ -281,8 +282,8 @@ class ModelHost:
     def fresh(self) -> Trainable:
         """Return the policy before any training."""
         with self._lock:
-            held = self._loaded()
-            return held if self._holds == _BASE else self._fresh()
+            model = self._loaded()
+            return model if self._holds == _BASE else self._fresh()
 
     def give_reference(self, trainable: Trainable) -> None:
         """Load the reference, unless it is loaded: the policy that the run starts from, else the base model."""
@@ -314,14 +315,14 @@ class ModelHost:
         sharding = self.sharding if spread else None
         policy = self.load(self._family.trained_parts(self.config), empty=sharding is not None)
         self._place_decoder(policy)
-        made: Trainable = policy.trainable(
+        trainable: Trainable = policy.trainable(
             lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora")
         )
         if sharding is not None:
-            made.shard(sharding)
+            trainable.shard(sharding)
         share = 1 / self.config.execution.context_parallel
-        made.measure(Meter(adapters=made.lora is not None, device=self.device, share=share))
-        return made
+        trainable.measure(Meter(adapters=trainable.lora is not None, device=self.device, share=share))
+        return trainable
 
     def _place_decoder(self, policy: Policy) -> None:
         """Keep an idle decoder in host memory; on a CPU this moves nothing."""

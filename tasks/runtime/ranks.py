@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from models.devices import make_current
-from tasks.runtime.heartbeat import Heartbeat, HeartbeatSender
-from tasks.runtime.kv_store import KeyValueStore
+from flowmill.models.devices import make_current
+from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender
+from flowmill.tasks.runtime.kv_store import KeyValueStore
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The frozen model that renders texts, in one process: loaded on first use, and kept until ``forget``."""
+"""The frozen model that renders texts, in one process: loaded on first use, until ``forget``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from configs.registry import resolve
-from models.devices import chosen_device, local_rank
-from models.library_loading import quiet_libraries
-from models.policies import POLICIES
-from models.policies.base import Policy
-from models.policies.parts import Part
-from tasks.inputs.renderer import renderer_config
-from tasks.runs.context import RunContext
-from tasks.runtime.devices import free_cached_memory, module_bytes
+from flowmill.configs.registry import resolve
+from flowmill.models.devices import chosen_device, local_rank
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.base import Policy
+from flowmill.models.policies.parts import Part
+from flowmill.tasks.inputs.renderer import renderer_config
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runtime.devices import free_cached_memory, module_bytes
 
 _PARTS = frozenset({Part.TEXT, Part.DENOISER, Part.VAE})
 
@@ -47,11 +47,11 @@ class Renderer:
             model = self.config.model
             family = resolve(POLICIES, model.policy, label="render.model.policy")
             settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)
-            found = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
-            self._policy = found.computing_dequantized(model.quantize, _PARTS)
+            policy = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
+            self._policy = policy.computing_dequantized(model.quantize, _PARTS)
         return self._policy
 
-    def held(self) -> int:
+    def loaded(self) -> int:
         """Return the bytes of its parameters and buffers."""
         return 0 if self._policy is None else sum(map(module_bytes, self._policy.modules().values()))
 

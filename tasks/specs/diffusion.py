@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.engines import engine_identity
-from models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
-from tasks.inputs.components import as_evaluated, call_options
-from tasks.specs.modalities import ModalitySpec
-from tasks.specs.plan import RunPlan
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import engine_identity
+from flowmill.models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
+from flowmill.tasks.inputs.components import as_evaluated, call_options
+from flowmill.tasks.specs.modalities import ModalitySpec
+from flowmill.tasks.specs.plan import RunPlan
 
 
 class DiffusionSpec(ModalitySpec):
@@ -22,13 +22,13 @@ class DiffusionSpec(ModalitySpec):
         model = config.model
         unused = NOT_ENCODED.get(model.policy, frozenset())
         options = {name: value for name, value in model.options.items() if name not in unused}
-        about = {"policy": model.policy, "dtype": model.dtype, "options": options}
+        encoding = {"policy": model.policy, "dtype": model.dtype, "options": options}
         if model.quantize is not None and model.quantize.text_encoders is not None:
-            about["quantize"] = model.quantize.text_encoders
+            encoding["quantize"] = model.quantize.text_encoders
         # A custom family may encode images.
         if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
-            return about
-        return {**about, "height": model.height, "width": model.width, "frames": model.frames}
+            return encoding
+        return {**encoding, "height": model.height, "width": model.width, "frames": model.frames}
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
@@ -64,11 +64,11 @@ class DiffusionSpec(ModalitySpec):
         summed = (
             {"gradient_weights": [reward.weight for reward in config.rewards]} if RunPlan(config).has_gradients else {}
         )
-        asked: dict[str, Any] = {}
+        rewards: dict[str, Any] = {}
         if RunPlan(config).needs.rewards:
             # Rewards that are called while training, and arguments of the model that decodes for them.
-            asked = {"asked": [_asked(reward) for reward in config.rewards], "model": call_options(config)}
-        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **asked, **_ends(config)}
+            rewards = {"asked": [_reward_options(reward) for reward in config.rewards], "model": call_options(config)}
+        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **rewards, **_ends(config)}
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the model is called."""
@@ -83,7 +83,7 @@ def _ends(config: RunConfig) -> dict[str, Any]:
     return {"ends": "clean"} if config.model.policy in NOISE_RANGE and RunPlan(config).needs.ends else {}
 
 
-def _asked(reward: RewardSection) -> dict[str, Any]:
+def _reward_options(reward: RewardSection) -> dict[str, Any]:
     """Return the settings of a reward that change its scores; server and batch size do not."""
     return reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "over_frames", "sources"})
 

@@ -10,7 +10,7 @@ OF = "@"
 TURN = "#"
 #: The slot of the base model that renders texts.
 RENDERER = "renderer"
-#: The slot of given samples that are held out.
+#: The slot of ingested samples that are held out.
 HELD_OUT = "heldout"
 
 

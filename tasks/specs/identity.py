@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from configs.errors import ConfigError
-from configs.fingerprint import fingerprint
-from configs.registry import imported
-from configs.schema import RunConfig
-from storage.artifacts.lineage import LineageEntry
-from storage.layout import ArtifactRef
-from tasks.inputs.option_paths import OptionPath
-from tasks.specs.graph import RENDERER, Node
-from tasks.specs.input_hashes import CONTENTS, Digests
-from tasks.specs.run_inputs import RunInputs
-from tasks.specs.stages import StageSpec, stage_spec
-from tasks.specs.turns import has_turn, last_turn, split_turn
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.registry import imported
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.option_paths import OptionPath
+from flowmill.tasks.specs.graph import RENDERER, Node
+from flowmill.tasks.specs.input_hashes import CONTENTS, Digests
+from flowmill.tasks.specs.run_inputs import RunInputs
+from flowmill.tasks.specs.stages import StageSpec, stage_spec
+from flowmill.tasks.specs.turns import has_turn, last_turn, split_turn
 
 #: Gives the record of a stage that has run and counts, None where there is none.
 Find = Callable[[Node], LineageEntry | None]
@@ -35,20 +35,13 @@ class StageIdentity(ABC):
             node: the epoch, and which of several equal stages of it: the slot is the reward's name for score and
                 judge, an evaluation's own name, empty for others, with the number of a turn before the last.
             find: gives the artifacts of the run, where options depend on them.
-
-        Raises:
-            ConfigError: the run has no such stage.
         """
         self.spec, self.facts, self.node, self.find = spec, facts, node, find
         self.epoch, self.slot = node.epoch, node.slot
         self.take_slot()
 
     def take_slot(self) -> None:  # noqa: B027 - most stages have no slot
-        """Find the reward or evaluation that the slot names.
-
-        Raises:
-            ConfigError: the config has no such reward or evaluation.
-        """
+        """Find the reward or evaluation that the slot names."""
 
     @property
     def name(self) -> str:
@@ -88,12 +81,12 @@ class StageIdentity(ABC):
             return self._fingerprint(_with(options, contents), inputs)
 
         contents = self.facts.contents
-        found = contents.of(self.node, places, named)
-        then = contents.then(self.node, found)
-        # Artifacts made with the same files at other paths keep their names.
-        before = _with(_renamed(options, then), {then.get(path, path): each for path, each in found.items()})
+        digests = contents.of(self.node, places, named)
+        then = contents.then(self.node, digests)
+        # Artifacts computed with the same files at other paths keep their names.
+        before = _with(_renamed(options, then), {then.get(path, path): each for path, each in digests.items()})
         is_moved = then and contents.is_made(self.node, self._fingerprint(before, inputs))
-        return before if is_moved else _with(options, found)
+        return before if is_moved else _with(options, digests)
 
     def work(self, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
         """Return the first attempt at the artifact that this stage makes of some inputs."""
@@ -124,11 +117,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def identity_of(facts: RunInputs, node: Node, find: Find) -> StageIdentity:
-    """Return a stage of a run.
-
-    Raises:
-        ConfigError: there is no such stage, or it does not exist for this epoch or slot.
-    """
+    """Return a stage of a run."""
     spec = stage_spec(node.stage)
     if spec.scope == "run" and node.epoch != 0:
         raise ConfigError(f"Stage '{spec.name}' runs once per run; leave --epoch out.")
@@ -140,7 +129,7 @@ def identity_of(facts: RunInputs, node: Node, find: Find) -> StageIdentity:
     if not facts.plan.has(spec.name):
         reason = (
             "reads given samples, but the config has no section 'data'. Add one"
-            if spec.given
+            if spec.with_data
             else "belongs to rollouts, but the config trains on the samples of its section 'data'. Remove it"
         )
         raise ConfigError(f"Stage '{spec.name}' {reason}.")
@@ -151,6 +140,6 @@ def identity_of(facts: RunInputs, node: Node, find: Find) -> StageIdentity:
         )
     if facts.config.render is None and (spec.renders or (spec.name == "base" and slot)):
         raise ConfigError(f"Stage '{spec.name}' draws texts, but the config has no section 'render'. Add one.")
-    stage = spec.given_stage if facts.plan.given and spec.given_stage else spec.stage
-    found: StageIdentity = imported(stage, label="stage")(spec, facts, Node(node.epoch, spec.name, slot), find)
-    return found
+    stage = spec.data_stage if facts.plan.has_data and spec.data_stage else spec.stage
+    identity: StageIdentity = imported(stage, label="stage")(spec, facts, Node(node.epoch, spec.name, slot), find)
+    return identity

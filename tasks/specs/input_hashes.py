@@ -1,7 +1,7 @@
-"""Digests of the files and folders that options of components name, as part of the artifacts made with them.
+"""Digests of the files and folders that options of components name, as part of the artifacts computed with them.
 
 Another file at the same path gives other scores, so contents count and not paths. Digests are stored with artifacts, so
-they stay known after the files are removed, and on other machines.
+they stay recorded after the files are removed, and on other machines.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry, RunFolder
-from storage.layout import ArtifactRef
-from tasks.inputs.fits import Fits
-from tasks.inputs.option_paths import Held, Metadata, OptionPath, config_places, held
-from tasks.inputs.store_trust import is_known
-from tasks.specs.graph import Node
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.fits import Fits
+from flowmill.tasks.inputs.option_paths import Metadata, OptionPath, PathContent, config_places, content_of
+from flowmill.tasks.inputs.store_trust import is_set_here
+from flowmill.tasks.specs.graph import Node
 
 #: Key of the digests by path, in the options of manifests.
 CONTENTS = "contents"
@@ -25,7 +25,7 @@ CONTENTS = "contents"
 Digests = Mapping[str, str]
 
 
-class Contents:
+class InputContents:
     """Digests of the files of one run; each file is read once."""
 
     def __init__(
@@ -38,13 +38,13 @@ class Contents:
             run: the run.
             config: its config, or another that one stage is run with.
             metadata: gives the metadata of all prompts.
-            reads: nothing is made: only files that a config given on this machine named are read, and no prompts.
+            reads: nothing is computed: only files that a config on this machine named are read, and no prompts.
         """
         self._store, self._run, self._config, self._metadata = store, run, config, metadata
         self._reads = reads
         self.fits = Fits(store)
         """The fits that rewards name."""
-        self._looked: dict[tuple[str, ...], Held | None] = {}
+        self._looked: dict[tuple[str, ...], PathContent | None] = {}
 
     def of(self, node: Node, places: Sequence[OptionPath], made_as: Callable[[Digests], str]) -> Digests:
         """Return the digests that belong to a stage's artifact: of present files, else as recorded.
@@ -58,74 +58,77 @@ class Contents:
         """
         here, gone = self._look(places)
         now = {path: each.digest for path, each in here.items()}
-        entries = self._run.made(*node)
-        made = {entry.ref.fingerprint for entry in entries}
-        found = {**now, **self._known(gone)}
-        if not entries or made_as(found) in made:
-            return found
+        entries = self._run.entries_of(*node)
+        computed = {entry.ref.fingerprint for entry in entries}
+        digests = {**now, **self._recorded_of(gone)}
+        if not entries or made_as(digests) in computed:
+            return digests
         if gone:
             recorded = self._contents_of(entries[-1])
-            found = {**now, **{path: recorded[path] for path in gone if path in recorded}}
+            digests = {**now, **{path: recorded[path] for path in gone if path in recorded}}
         plain = made_as({})
         attempts = [entry.ref for entry in entries if entry.ref.fingerprint == plain]
-        return {} if attempts and self._unchanged_since(here.values(), attempts[-1]) else found
+        return {} if attempts and self._unchanged_since(here.values(), attempts[-1]) else digests
 
     def then(self, node: Node, contents: Digests) -> Mapping[str, str]:
-        """Return the recorded path of each file that has moved since a stage was made, by its present path."""
-        entries = self._run.made(*node)
+        """Return the recorded path of each file that has moved since a stage was computed, by its present path."""
+        entries = self._run.entries_of(*node)
         recorded = self._contents_of(entries[-1]) if entries else {}
-        known = {digest: path for path, digest in recorded.items() if path not in contents}
-        return {path: known[each] for path, each in contents.items() if path not in recorded and each in known}
+        by_digest = {digest: path for path, digest in recorded.items() if path not in contents}
+        return {path: by_digest[each] for path, each in contents.items() if path not in recorded and each in by_digest}
 
     def is_made(self, node: Node, work: str) -> bool:
         """Return whether the run has an artifact of a stage with this fingerprint."""
-        return any(entry.ref.fingerprint == work for entry in self._run.made(*node))
+        return any(entry.ref.fingerprint == work for entry in self._run.entries_of(*node))
 
     def all(self) -> dict[str, Digests]:
-        """Return the known digests of the files of all components of the config, by setting."""
-        found: dict[str, Digests] = {}
+        """Return the recorded digests of the files of all components of the config, by setting."""
+        by_setting: dict[str, Digests] = {}
         for setting, places in config_places(self._config).items():
             here, gone = self._look(places)
-            found[setting] = {**{path: each.digest for path, each in here.items()}, **self._known(gone)}
-        return {setting: digests for setting, digests in found.items() if digests}
+            by_setting[setting] = {
+                **{path: each.digest for path, each in here.items()},
+                **self._recorded_of(gone),
+            }
+        return {setting: digests for setting, digests in by_setting.items() if digests}
 
-    def _look(self, places: Sequence[OptionPath]) -> tuple[dict[str, Held], list[str]]:
+    def _look(self, places: Sequence[OptionPath]) -> tuple[dict[str, PathContent], list[str]]:
         """Return the present files by path, and the paths of files that may have existed."""
-        here = {place.path: found for place in places if (found := self._here(place)) is not None}
+        here = {place.path: content for place in places if (content := self._here(place)) is not None}
         # A hub id to be loaded is no folder.
         gone = [place for place in places if place.path not in here and (self._reads or not place.may_be_hub)]
         return here, [place.path for place in gone]
 
-    def _here(self, place: OptionPath) -> Held | None:
+    def _here(self, place: OptionPath) -> PathContent | None:
         key = (place.component.name, place.option, place.path, place.kind, place.column or "")
         if place.is_fit:
-            return self.fits.held(place.path)
+            return self.fits.content_of(place.path)
         if key not in self._looked:
-            self._looked[key] = held(place, self._metadata) if self._may_look(place) else None
+            self._looked[key] = content_of(place, self._metadata) if self._may_look(place) else None
         return self._looked[key]
 
     def _may_look(self, place: OptionPath) -> bool:
-        # A store's config must not choose files to read on a machine where it was never given.
-        known = not self._reads or is_known(place.component, place.option.partition(".")[0])
-        return known and not (self._reads and place.column is not None)
+        # A store's config must not choose files to read on a machine where it was never specified.
+        allowed = not self._reads or is_set_here(place.component, place.option.partition(".")[0])
+        return allowed and not (self._reads and place.column is not None)
 
     @cached_property
     def recorded(self) -> Digests:
         """Digests by path recorded in the run's artifacts: the newest of each stage and slot."""
         newest = {(entry.stage, entry.slot): entry for entry in self._run.entries()}
-        found = dict[str, str]()
+        digests = dict[str, str]()
         for entry in sorted(newest.values(), key=lambda entry: entry.epoch):
-            found.update(self._contents_of(entry))
-        return found
+            digests.update(self._contents_of(entry))
+        return digests
 
-    def _known(self, paths: Sequence[str]) -> Digests:
+    def _recorded_of(self, paths: Sequence[str]) -> Digests:
         return {path: self.recorded[path] for path in paths if path in self.recorded}
 
     def _contents_of(self, entry: LineageEntry) -> Digests:
         manifest = None if entry.ref.kind == "embeddings" else self._store.manifest(entry.ref)
         return {} if manifest is None else dict(manifest.options.get(CONTENTS, {}))
 
-    def _unchanged_since(self, here: Iterable[Held], ref: ArtifactRef) -> bool:
+    def _unchanged_since(self, here: Iterable[PathContent], ref: ArtifactRef) -> bool:
         """Return whether nothing changed since the first shard of an artifact was begun."""
         manifest = self._store.manifest(ref)
         record = self._store.record(ref, manifest.shards[0][0]) if manifest is not None and manifest.shards else None

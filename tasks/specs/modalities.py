@@ -1,6 +1,6 @@
 """Options of stages that only one kind of policy has: its settings that change results.
 
-``tasks.modalities`` has the work of a kind: sampling, training, reports.
+``flowmill.tasks.modalities`` has the work of a kind: sampling, training, reports.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from configs.registry import Table, create
-from configs.schema import RunConfig
-from tasks.inputs.policy_kind import kind_name
+from flowmill.configs.registry import Table, create
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.policy_kind import kind_name
 
 MODALITY_SPECS = Table(
     {
-        "diffusion": "tasks.specs.diffusion:DiffusionSpec",
-        "tokens": "tasks.specs.tokens:TokensSpec",
-        "image_tokens": "tasks.specs.tokens_of_images:ImageTokensSpec",
+        "diffusion": "flowmill.tasks.specs.diffusion:DiffusionSpec",
+        "tokens": "flowmill.tasks.specs.tokens:TokensSpec",
+        "image_tokens": "flowmill.tasks.specs.tokens_of_images:ImageTokensSpec",
     },
-    like="tasks.specs.modalities:ModalitySpec",
+    like="flowmill.tasks.specs.modalities:ModalitySpec",
 )
 
 
@@ -36,7 +36,7 @@ class ModalitySpec(ABC):
 
     @abstractmethod
     def given_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return the options of given samples, besides their content, the base model and the store's format."""
+        """Return the options of ingested samples, besides their content, the base model and the store's format."""
 
     @abstractmethod
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
@@ -56,10 +56,6 @@ class ModalitySpec(ABC):
 
 
 def modality_spec(config: RunConfig) -> ModalitySpec:
-    """Return the options of the kind of a run's policy.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
-    found: ModalitySpec = create(MODALITY_SPECS, kind_name(config), {}, label="model.kind")
-    return found
+    """Return the options of the kind of a run's policy."""
+    spec: ModalitySpec = create(MODALITY_SPECS, kind_name(config), {}, label="model.kind")
+    return spec

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import takewhile
 
-from configs.algorithm_defaults import AlgorithmNeeds
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from tasks.advantages.estimators import Estimator, make_estimator
-from tasks.algorithms.base import Algorithm
-from tasks.inputs.components import algorithm_needs, make_algorithm
-from tasks.inputs.renderer import reads_images
-from tasks.specs.graph import HELD_OUT, OF, RENDERER, TURN, Node, policy_after
-from tasks.specs.stages import STAGES, names_of
-from tasks.specs.turns import episode
+from flowmill.configs.algorithm_defaults import AlgorithmNeeds
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.advantages.estimators import Estimator, make_estimator
+from flowmill.tasks.algorithms.base import Algorithm
+from flowmill.tasks.inputs.components import algorithm_needs, make_algorithm
+from flowmill.tasks.inputs.renderer import reads_images
+from flowmill.tasks.specs.graph import HELD_OUT, OF, RENDERER, TURN, Node, policy_after
+from flowmill.tasks.specs.stages import STAGES, names_of
+from flowmill.tasks.specs.turns import episode
 
 
 class RunPlan:
     """The components that determine which stages a run has, and these stages in order."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Bind to a config; components are made at first use.
+        """Bind to a config; components are created at first use.
 
         Methods and properties raise ConfigError if the config names a component that does not exist.
         """
@@ -44,8 +44,8 @@ class RunPlan:
         return make_estimator(self.config)
 
     @property
-    def given(self) -> bool:
-        """Whether the run trains on given samples, and has neither rollouts nor scores of them."""
+    def has_data(self) -> bool:
+        """Whether the run trains on samples of ``data``, and has neither rollouts nor scores of them."""
         return self.config.data is not None
 
     @property
@@ -54,14 +54,14 @@ class RunPlan:
         return self.config.data is not None and self.config.data.heldout is not None
 
     def has(self, stage: str) -> bool:
-        """Return whether the run can have a stage: some belong to given samples, others to rollouts."""
-        return STAGES[stage].given in (None, self.given)
+        """Return whether the run can have a stage: some belong to samples of ``data``, others to rollouts."""
+        return STAGES[stage].with_data in (None, self.has_data)
 
     def samples_of(self, epoch: int, *, evaluation: bool = False) -> Node:
         """Return the stage whose artifact holds the samples that an epoch trains on, or those of its evaluation."""
         if evaluation:
             return Node(epoch, "evaluate")
-        return Node(0, "ingest") if self.given else Node(epoch, "rollout")
+        return Node(0, "ingest") if self.has_data else Node(epoch, "rollout")
 
     @property
     def has_values(self) -> bool:
@@ -82,7 +82,6 @@ class RunPlan:
             yield from self.training(epoch)
             if self.is_evaluated(epoch):
                 yield from self.evaluation(epoch)
-            yield from self.steering(epoch)
         yield Node(self.config.run.epochs, "export")
 
     def setup(self) -> Iterator[Node]:
@@ -96,7 +95,7 @@ class RunPlan:
 
     def scored(self, epoch: int) -> Iterator[Node]:
         """Yield the stages from an epoch's policy to its scores."""
-        if self.given:
+        if self.has_data:
             return
         yield from self.choices(epoch)
         yield from episode(self.config, epoch, evaluation=False)
@@ -125,11 +124,6 @@ class RunPlan:
         yield Node(epoch, "advantage")
         yield Node(epoch, "optimize")
 
-    def steering(self, epoch: int) -> Iterator[Node]:
-        """Yield the stage that decides where the next epoch starts; none in runs that never go back."""
-        if self.config.watch.rules("back"):
-            yield Node(epoch, "steer")
-
     def gradients(self, epoch: int) -> Iterator[Node]:
         """Yield the stages with the gradients of an epoch's rewards, if any."""
         if self.has_gradients:
@@ -149,10 +143,7 @@ class RunPlan:
         return [node for node in nodes if node.stage == stage and TURN not in node.slot]
 
     def policy_of(self, epoch: int) -> Node:
-        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``.
-
-        Runs that go back have no ``ahead``: there the epoch's start is the policy, see ``tasks.specs.steering``.
-        """
+        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``."""
         return policy_after(max(0, epoch - 1 - self.config.execution.ahead))
 
     def rollouts_from(self, epoch: int) -> range:

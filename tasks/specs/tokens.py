@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.critic import PLACES, CriticSection
-from configs.schema import RunConfig
-from configs.tokens import TokensSection
-from models.engines import engine_identity
-from models.policies.attention import LANGUAGE_BACKENDS
-from tasks.advantages.estimators import make_estimator
-from tasks.inputs.components import tokens_of
-from tasks.specs.modalities import ModalitySpec
+from flowmill.configs.critic import PLACES, CriticSection
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.engines import engine_identity
+from flowmill.models.policies.attention import LANGUAGE_BACKENDS
+from flowmill.tasks.advantages.estimators import make_estimator
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.specs.modalities import ModalitySpec
 
 
 class TokensSpec(ModalitySpec):

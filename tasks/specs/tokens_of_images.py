@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.schema import RunConfig
-from tasks.specs.tokens import TokensSpec
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.specs.tokens import TokensSpec
 
 
 class ImageTokensSpec(TokensSpec):
@@ -25,7 +25,7 @@ class ImageTokensSpec(TokensSpec):
         return {**super().evaluation_options(config), **_guided(config), **_stored(config)}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Those of tokens, and the guidance that log-probs belong to; of given images there is none."""
+        """Those of tokens, and the guidance that log-probs belong to; of ingested images there is none."""
         return {**super().training_options(config), **(_guided(config) if config.data is None else {})}
 
     def value_options(self, config: RunConfig) -> Mapping[str, Any]:

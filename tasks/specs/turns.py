@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from configs.render import TurnsSection
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from tasks.inputs.renderer import reads_images
-from tasks.specs.graph import OF, TURN, Node
+from flowmill.configs.render import TurnsSection
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.renderer import reads_images
+from flowmill.tasks.specs.graph import OF, TURN, Node
 
 
 class TurnNodes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Joins the rewards of an epoch into one advantage per sample, or one for each of its modalities."""
+"""Joins the rewards of an epoch into one advantage per sample."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.rewards import RewardSection
-from storage.artifacts.records import ShardRecord
-from tasks.specs.graph import Node
-from tasks.specs.turns import last_turn, returns_best, turn_slot, turns_of
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.rewards import RewardSection
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.turns import last_turn, returns_best, turn_slot, turns_of
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
 class AdvantageStage(Stage):
@@ -20,7 +20,7 @@ class AdvantageStage(Stage):
         """Weights in the order of the inputs, and the normalization; other settings only where they have an effect."""
         rewards = self.config.rewards
         more: dict[str, Any] = {}
-        for name in ("threshold", "standardize", "modality"):
+        for name in ("threshold", "standardize"):
             if any(getattr(section, name) for section in rewards):
                 more[name] = [getattr(section, name) for section in rewards]
         if any(section.excludes for section in rewards) and self._failures():
@@ -64,7 +64,7 @@ class AdvantageStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Compute and write the tables."""
-        from tasks.stages.epoch_advantages import EpochAdvantages
+        from flowmill.tasks.stages.epoch_advantages import EpochAdvantages
 
         counts = {"scored": len(self.sections), "turns": len(self.turns), "epochs": len(self.epochs)}
         return EpochAdvantages(self, **counts).write(folder)
@@ -103,7 +103,7 @@ class AdvantageStage(Stage):
         return 0.0 if turns is None else turns.cost
 
     def _failures(self) -> int:
-        """Return how many scores failed, as far as rewards are made; a plan may ask before."""
+        """Return how many scores failed, as far as rewards are committed; a plan may read it before."""
         entries = [self.find(node) for node in self.upstream() if node.stage == "score"]
         manifests = [self.facts.store.manifest(entry.ref) for entry in entries if entry is not None]
         return sum(int(manifest.summary.get("failed", 0)) for manifest in manifests if manifest is not None)

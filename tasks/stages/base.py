@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.fingerprint import canonical_json
-from configs.model import ModelSection
-from configs.registry import create, resolve
-from models.policies import POLICIES
-from tasks.inputs.renderer import render_of
-from tasks.inputs.weight_sources import PIPELINE
-from tasks.specs.graph import Node
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.model import ModelSection
+from flowmill.configs.registry import create, resolve
+from flowmill.models.policies import POLICIES
+from flowmill.tasks.inputs.renderer import render_of
+from flowmill.tasks.inputs.weight_sources import PIPELINE
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 IDENTITY = "identity.json"
 #: Raised when builders write other files for equal options. 3: CLIP's tokenizer is the same every time.
@@ -33,8 +33,8 @@ class BaseStage(Stage):
         """The builder and its options, or the content of the model."""
         section = self.section
         if section.path is not None:
-            held = {"single_file": self.facts.single_file_identity(section, self.slot)} if section.single_files else {}
-            return {"identity": self.facts.renderer_identity if self.slot else self.facts.model_identity, **held}
+            files = {"single_file": self.facts.single_file_identity(section, self.slot)} if section.single_files else {}
+            return {"identity": self.facts.renderer_identity if self.slot else self.facts.model_identity, **files}
         build = None if section.build is None else section.build.model_dump(mode="json")
         return {"build": build, "builders": _BUILDERS}
 
@@ -49,7 +49,7 @@ class BaseStage(Stage):
 
     @property
     def on_ranks(self) -> bool:
-        """True for a model that is made here."""
+        """True for a model that is created here."""
         return self.section.build is not None or bool(self.section.single_files)
 
     def shards(self) -> list[Shard]:
@@ -66,8 +66,8 @@ class BaseStage(Stage):
         if build is None:
             (folder / IDENTITY).write_text(canonical_json(self.options()))
             return Output(rows=1)
-        from models.library_loading import quiet_libraries
-        from models.quickstart import BUILDERS
+        from flowmill.models.library_loading import quiet_libraries
+        from flowmill.models.quickstart import BUILDERS
 
         quiet_libraries()
         builder = create(BUILDERS, build.name, build.options, label="model.build")
@@ -75,7 +75,7 @@ class BaseStage(Stage):
         return Output(rows=1)
 
     def _convert(self, target: Path) -> None:
-        from models.library_loading import quiet_libraries
+        from flowmill.models.library_loading import quiet_libraries
 
         quiet_libraries()
         section = self.section

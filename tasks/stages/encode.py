@@ -8,21 +8,20 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from configs.fingerprint import fingerprint
-from models.policies.parts import Part
-from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
-from tasks.inputs.prompts import Prompt
-from tasks.runs.sharding import encoding_cuts
-from tasks.specs.graph import Node
-from tasks.specs.modalities import modality_spec
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.models.policies.parts import Part
+from flowmill.storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.runs.sharding import encoding_cuts
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
 class EncodeStage(Stage):
     """Encodes the prompts that are not in the cache yet; text encoders are loaded only if there are any."""
 
     parts = frozenset({Part.TEXT})
-    saves_memory = ("Lower execution.encode_batch_size.",)
     separable = True
 
     def options(self) -> Mapping[str, Any]:
@@ -42,15 +41,15 @@ class EncodeStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Encode missing prompts of one range, in batches of one fixed size: rows do not depend on their neighbors."""
         self.host.use_threads()
-        wanted = self._cache.missing(list(islice(self._prompts, shard.start, shard.stop)))
+        conditions = self._cache.missing(list(islice(self._prompts, shard.start, shard.stop)))
         size, prompts = self.config.execution.encode_batch_size, self._prompts
-        for note in self.policy_kind.cut_notes(self.host, [prompts[condition] for condition in wanted]):
+        for note in self.policy_kind.cut_notes(self.host, [prompts[condition] for condition in conditions]):
             self.context.reporter.message(f"{self.name}: {note}")
-        with EmbeddingWriter(folder, wanted) as writer:
-            for start in range(0, len(wanted), size):
-                writer.add(self._encode([prompts[condition] for condition in wanted[start : start + size]]))
-                self.context.reporter.progress(self.name, 0, min(start + size, len(wanted)), len(wanted))
-        return Output(rows=len(wanted))
+        with EmbeddingWriter(folder, conditions) as writer:
+            for start in range(0, len(conditions), size):
+                writer.add(self._encode([prompts[condition] for condition in conditions[start : start + size]]))
+                self.context.reporter.progress(self.name, 0, min(start + size, len(conditions)), len(conditions))
+        return Output(rows=len(conditions))
 
     @property
     def _cache(self) -> EmbeddingCache:
@@ -75,13 +74,13 @@ class EncodeStage(Stage):
         """Return the rows of some prompts; the batch is filled up to its size with the last of them."""
         import torch
 
-        from models.policies.nan_checks import finite
+        from flowmill.models.policies.nan_checks import finite
 
         padded = [*prompts, *[prompts[-1]] * (self.config.execution.encode_batch_size - len(prompts))]
         encoded = self.policy_kind.encode(self.host, padded)
         for name, rows in encoded.items():
             finite(rows[: len(prompts)], f"embeddings '{name}'")
-        kept = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}
+        tensors = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}
         # NumPy has no bfloat16: its bits are stored, half the size of a wider float, and exact.
-        bits = {name: "bfloat16" for name, rows in kept.items() if rows.dtype == torch.bfloat16}
-        return Rows({k: (v.view(torch.uint16) if k in bits else v).numpy() for k, v in kept.items()}, bits)
+        bits = {name: "bfloat16" for name, rows in tensors.items() if rows.dtype == torch.bfloat16}
+        return Rows({k: (v.view(torch.uint16) if k in bits else v).numpy() for k, v in tensors.items()}, bits)

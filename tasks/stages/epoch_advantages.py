@@ -1,9 +1,10 @@
-"""Computes the advantages of an epoch from its rewards, one per sample, or one for each of its modalities."""
+"""Computes the advantages of an epoch from its rewards, one per sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from configs.errors import ConfigError, CorruptError, RewardError
-from configs.escaping import command
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows, write_rows
-from tasks.advantages.estimators import TokenEstimator
-from tasks.advantages.groups import (
+from flowmill.configs.errors import ConfigError, CorruptError, RewardError
+from flowmill.configs.escaping import command
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_rows, write_rows
+from flowmill.tasks.advantages.estimators import EarnedBySamples, Group, TokenEstimator, estimated
+from flowmill.tasks.advantages.groups import (
     Normalizer,
     damp_below,
     diversity_weighted,
@@ -28,16 +29,22 @@ from tasks.advantages.groups import (
     running_advantages,
     shape_advantages,
 )
-from tasks.advantages.tokens import overlong_penalty
-from tasks.advantages.turns import best_turns, of_turn
-from tasks.advantages.uncertainty import uncertain
-from tasks.algorithms.checks import check_advantage
-from tasks.inputs.weight_sources import origin_of
-from tasks.metrics.reward_tables import group_numbers, optimized_parts
-from tasks.specs.turns import turns_of
-from tasks.stages.sample_rewards import SampleRewards, drawings_of, figures_of_samples, history_of, routed, weighted
-from tasks.stages.stage import Output, Stage
-from tasks.stages.token_tables import TokenTables
+from flowmill.tasks.advantages.tokens import overlong_penalty
+from flowmill.tasks.advantages.turns import best_turns, of_turn
+from flowmill.tasks.advantages.uncertainty import uncertain
+from flowmill.tasks.algorithms.checks import check_advantage
+from flowmill.tasks.inputs.weight_sources import origin_of
+from flowmill.tasks.metrics.reward_tables import group_numbers, optimized_parts
+from flowmill.tasks.specs.turns import turns_of
+from flowmill.tasks.stages.sample_rewards import (
+    SampleRewards,
+    drawings_of,
+    figures_of_samples,
+    history_of,
+    weighted,
+)
+from flowmill.tasks.stages.stage import Output, Stage
+from flowmill.tasks.stages.token_tables import TokenTables
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,23 +56,13 @@ class EpochAdvantages:
     """The tables of the advantage stage."""
 
     def __init__(self, stage: Stage, *, scored: int, turns: int, epochs: int) -> None:
-        """Bind to the stage.
-
-        Args:
-            stage: the stage.
-            scored: the number of rewards and monitors that are read of each turn.
-            turns: the number of turns that are read of each epoch.
-            epochs: the number of epochs whose rewards count.
-        """
+        """Bind to the stage. ``scored``: rewards and monitors that are read of each turn; ``turns``: turns that are
+        read of each epoch; ``epochs``: epochs whose rewards count."""
         self._stage, self._scored, self._turns, self._count = stage, scored, turns, epochs
         self.config, self.context, self.epoch, self.inputs = stage.config, stage.context, stage.epoch, stage.inputs()
 
     def write(self, folder: Path) -> Output:
-        """Compute and write the tables.
-
-        Raises:
-            ConfigError: the settings exclude each other.
-        """
+        """Compute and write the tables."""
         check_advantage(self.config)
         section = self.config.advantage
         everything, *earlier = self._epochs()
@@ -73,16 +70,12 @@ class EpochAdvantages:
         now = everything.take(counted)
         estimator = self.context.plan.estimator
         if estimator.per_token:
-            found = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
-            return replace(found, summary={**found.summary, **informative})
+            output = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
+            return replace(output, summary={**output.summary, **informative})
         groups, names = group_numbers(now.samples)
-        modalities = routed(self.config.rewards, self.config.model.policy)
-        if modalities:
-            shaped, kept = self._by_modality(modalities, everything, counted, earlier, folder)
-        else:
-            shaped, kept = self._shaped(now, groups, history_of(names, earlier))
+        shaped, mask = self._shaped(now, groups, history_of(names, earlier))
         self._write(everything, counted, now.total, shaped, folder)
-        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted), **informative}
+        summary = {**_summary(now.total, groups, shaped, mask), **_excluded(everything, counted), **informative}
         if section.kl_gate is not None:
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
@@ -90,7 +83,9 @@ class EpochAdvantages:
     def _shaped(self, now: SampleRewards, groups: Tensor, history: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return (N,) float32 advantages, and which groups' mean rewards are within bounds, (N,) bool."""
         section = self.config.advantage
-        advantages = self._normalized(now, groups, history)
+        normalized = partial(self._normalized, now, groups, history)
+        earned = EarnedBySamples(scores=now.total, groups=groups, normalized=normalized)
+        advantages = estimated(cast(Group, self.context.plan.estimator), earned, section.estimator.name)
         if now.distances is not None:
             advantages = diversity_weighted(advantages, groups, self._checked(now.distances))
         if section.threshold is not None:
@@ -103,33 +98,8 @@ class EpochAdvantages:
             clip=section.clip,
             soft_clip=section.soft_clip,
         )
-        kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
-        return torch.where(kept, shaped, 0.0), kept
-
-    def _by_modality(
-        self,
-        modalities: Sequence[str],
-        everything: SampleRewards,
-        counted: Tensor,
-        earlier: Sequence[SampleRewards],
-        folder: Path,
-    ) -> tuple[Tensor, Tensor]:
-        """Write an advantage for each modality of a sample; return their means, and where all are within bounds."""
-        now, rewards = everything.take(counted), self.config.rewards
-        groups, names = group_numbers(now.samples)
-        found = []
-        for modality in modalities:
-            before = history_of(names, [epoch.of(rewards, modality) for epoch in earlier])
-            found.append(self._shaped(now.of(rewards, modality), groups, before))
-        advantages = torch.stack([shaped for shaped, _ in found], dim=1)
-        rows = iter(advantages.tolist())
-        columns = {
-            "sample_id": everything.samples.column("sample_id").to_pylist(),
-            "modalities": [list(modalities)] * len(counted),
-            "modality_advantages": [next(rows) if kept else None for kept in counted.tolist()],
-        }
-        write_rows("modality_advantages", folder, columns)
-        return advantages.mean(1), torch.stack([kept for _, kept in found]).all(0)
+        mask = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
+        return torch.where(mask, shaped, 0.0), mask
 
     def _per_token(self, estimator: TokenEstimator, everything: SampleRewards, counted: Tensor, folder: Path) -> Output:
         """Write an advantage per sample, the mean of its tokens', and those of tokens."""
@@ -137,12 +107,15 @@ class EpochAdvantages:
         groups, _ = group_numbers(now.samples)
         tokens = TokenTables.read(self.context.store, self.inputs, everything.samples, self.config.rollout.store)
         kl_coef = self._kl_coef(estimator)
-        found = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
-        self._write(everything, counted, now.total, found.of_samples, folder)
-        write_rows("token_advantages", folder, found.columns)
-        kept = torch.ones_like(now.total, dtype=torch.bool)
-        summary = {**_summary(now.total, groups, found.of_samples, kept), **_excluded(everything, counted)}
-        return Output(rows=len(counted), summary={**summary, **found.summary})
+        estimate = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
+        self._write(everything, counted, now.total, estimate.of_samples, folder)
+        write_rows("token_advantages", folder, estimate.columns)
+        mask = torch.ones_like(now.total, dtype=torch.bool)
+        summary = {
+            **_summary(now.total, groups, estimate.of_samples, mask),
+            **_excluded(everything, counted),
+        }
+        return Output(rows=len(counted), summary={**summary, **estimate.summary})
 
     def _kl_coef(self, estimator: TokenEstimator) -> float:
         """Return the weight of the KL in this epoch: adapted from the epoch before if the estimator adapts it."""
@@ -173,11 +146,7 @@ class EpochAdvantages:
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
     def _counted(self, epoch: SampleRewards) -> Tensor:
-        """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
-
-        Raises:
-            RewardError: one could not, and the config says that this stops the run; or none is left.
-        """
+        """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could."""
         counted = ~epoch.cut
         if not bool(counted.any()):
             raise RewardError(
@@ -208,25 +177,21 @@ class EpochAdvantages:
 
     def _informative(self, epoch: SampleRewards, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Return which samples are trained on where only some groups are, and how many groups could have been."""
-        wanted = self.config.advantage.informative
-        if wanted is None:
+        limit = self.config.advantage.informative
+        if limit is None:
             return counted, {}
         groups, _ = group_numbers(epoch.samples)
         saying = informative_groups(epoch.total, groups, counted)
         # An epoch that says nothing trains on nothing as it does elsewhere: all its advantages are 0.
-        kept = counted & torch.isin(groups, saying[:wanted]) if len(saying) else counted
-        return kept, {"informative_groups": len(saying)}
+        chosen = counted & torch.isin(groups, saying[:limit]) if len(saying) else counted
+        return chosen, {"informative_groups": len(saying)}
 
     @property
     def _scoring(self) -> str:
         return command("flowmill", "stage", "score", "--run", self.config.run.name, "--epoch", self.epoch, "--force")
 
     def _checked(self, distances: Tensor) -> Tensor:
-        """Return the scores that weigh advantages.
-
-        Raises:
-            ConfigError: one is below 0, which would turn an advantage round.
-        """
+        """Return the scores that weigh advantages."""
         if bool((distances < 0).any()):
             raise ConfigError(
                 f"advantage.diversity is '{self.config.advantage.diversity}', but that monitor gave "
@@ -334,13 +299,13 @@ def _excluded(epoch: SampleRewards, counted: Tensor) -> dict[str, float]:
     return {"excluded_samples": int((~counted).sum()), "excluded_groups": len(names) - left}
 
 
-def _summary(rewards: Tensor, groups: Tensor, advantages: Tensor, kept: Tensor) -> dict[str, float]:
+def _summary(rewards: Tensor, groups: Tensor, advantages: Tensor, remaining: Tensor) -> dict[str, float]:
     statistics = group_statistics(rewards, groups)
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
         "group_std": float(statistics.std.mean()),
         "zero_std_ratio": float(statistics.constant.double().mean()),
-        "filtered_ratio": float((~kept).double().mean()),
+        "filtered_ratio": float((~remaining).double().mean()),
         "abs_mean": float(advantages.abs().double().mean()),
     }

@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.metrics.evaluations import SPLITS, named_range, split_of
-from tasks.modalities.samplers import Sampler, SampleRequest
-from tasks.runs.sharding import cover, evaluation_cuts
-from tasks.specs.graph import Node, policy_after
-from tasks.specs.modalities import modality_spec
-from tasks.specs.turns import TurnNodes, split_turn, turn_nodes
-from tasks.stages.sampling import Sampling
-from tasks.stages.stage import Output, Shard
+from flowmill.tasks.metrics.evaluations import SPLITS, named_range, split_of
+from flowmill.tasks.modalities.samplers import Sampler, SampleRequest
+from flowmill.tasks.runs.sharding import cover, evaluation_cuts
+from flowmill.tasks.specs.graph import Node, policy_after
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.turns import TurnNodes, split_turn, turn_nodes
+from flowmill.tasks.stages.sampling import Sampling
+from flowmill.tasks.stages.stage import Output, Shard
 
 #: How many samples of each split a kind may write as files of their own.
 _EXAMPLES = 4
@@ -69,9 +69,9 @@ class EvaluateStage(Sampling):
             for replica, number in (divmod(number, len(prompts)) for number in range(shard.start, shard.stop))
             for prompt in (prompts[number],)
         ]
-        made, examples = self.make(shard, folder, jobs, total, {}, kept=max(0, _EXAMPLES - shard.start))
+        output, examples = self.make(shard, folder, jobs, total, {}, returned=max(0, _EXAMPLES - shard.start))
         self.policy_kind.add_examples(self.config, folder, examples, before=shard.start)
-        return made
+        return output
 
     def part_of(self, shard: Shard) -> str:
         """Return the split."""

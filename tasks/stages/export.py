@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigError
-from tasks.inputs.base_model import describe_base, license_identity
-from tasks.inputs.prompts import prompt_set
-from tasks.modalities.modality import ExportRequest
-from tasks.specs.graph import Node, policy_after
-from tasks.specs.modalities import modality_spec
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.errors import ConfigError
+from flowmill.tasks.inputs.base_model import describe_base, license_identity
+from flowmill.tasks.inputs.prompts import prompt_set
+from flowmill.tasks.modalities.modality import ExportRequest
+from flowmill.tasks.specs.graph import Node, policy_after
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from models.policies.parts import Part
+    from flowmill.models.policies.parts import Part
 
 
 class ExportStage(Stage):
@@ -43,16 +43,12 @@ class ExportStage(Stage):
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy after the epoch, base model, prompts, and the evaluations before training and after that ran."""
-        found = [node for epoch in dict.fromkeys((0, self.epoch)) for node in self._evaluation(epoch)]
-        return (policy_after(self.epoch), Node(0, "base"), Node(0, "preprocess"), *found)
+        evaluations = [node for epoch in dict.fromkeys((0, self.epoch)) for node in self._evaluation(epoch)]
+        return (policy_after(self.epoch), Node(0, "base"), Node(0, "preprocess"), *evaluations)
 
     @property
     def format(self) -> str:
-        """The written weights: adapters or the whole model.
-
-        Raises:
-            ConfigError: the config asks for weights that the run does not train.
-        """
+        """The written weights: adapters or the whole model."""
         chosen, trained = self.config.export.format, "lora" if self.config.model.lora else "full"
         if chosen != "auto" and chosen != trained:
             raise ConfigError(
@@ -63,9 +59,9 @@ class ExportStage(Stage):
     def _evaluation(self, epoch: int) -> tuple[Node, ...]:
         """Return the stages of an epoch's evaluation that have run, whatever the settings; none if it has none.
 
-        One that has run with other settings is an input too: it is due again before figures are given.
+        One that has run with other settings is an input too: it is due again before figures are written.
         """
-        return tuple(node for node in self.facts.plan.evaluation(epoch) if self.facts.run.made(*node))
+        return tuple(node for node in self.facts.plan.evaluation(epoch) if self.facts.run.entries_of(*node))
 
     def _folder_options(self) -> Mapping[str, Any]:
         """Return the names and license of a local base model for the card; as recorded where the folder is gone."""
@@ -78,8 +74,8 @@ class ExportStage(Stage):
         if not self.facts.reads and folder.is_dir():
             base = describe_base(section, self.facts.model_identity, folder)
             return dict(zip(names, (base.name, license_identity(folder)), strict=True))
-        made = self.facts.run.made(self.epoch, self.name)
-        manifest = self.facts.store.manifest(made[-1].ref) if made else None
+        entries = self.facts.run.entries_of(self.epoch, self.name)
+        manifest = self.facts.store.manifest(entries[-1].ref) if entries else None
         return {} if manifest is None else {name: manifest.options[name] for name in names if name in manifest.options}
 
     @property

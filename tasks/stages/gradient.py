@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import ConfigError
-from models.policies.parts import Part
-from models.rewards.base import Needs
-from models.rewards.factory import needs_of
-from storage.artifacts.records import ShardRecord
-from storage.artifacts.row_digest import Contents
-from storage.trajectories.gradients import write_gradients
-from tasks.inputs.components import decode_rows
-from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
-from tasks.specs.graph import Node
-from tasks.stages.scoring import Scoring
-from tasks.stages.stage import Output, Shard
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.parts import Part
+from flowmill.models.rewards.base import Needs
+from flowmill.models.rewards.factory import needs_of
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.trajectories.gradients import write_gradients
+from flowmill.tasks.inputs.components import decode_rows
+from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.scoring import Scoring
+from flowmill.tasks.stages.stage import Output, Shard
 
 _FIGURES = ("value", "rms")
 
@@ -31,14 +31,8 @@ _FIGURES = ("value", "rms")
 class GradientStage(Scoring):
     """A reward followed back through the decoder, shard by shard; no denoiser is called."""
 
-    saves_memory = ("Lower execution.decode_batch_size or the reward's batch_size, or set model.vae_tiling=true.",)
-
     def take_slot(self) -> None:
-        """Find the reward, which must be optimized; its weight belongs to training.
-
-        Raises:
-            ConfigError: the config has no such reward, or its algorithm needs no gradients.
-        """
+        """Find the reward, which must be optimized; its weight belongs to training."""
         algorithm = self.config.optimize.algorithm.name
         if not self.facts.plan.has_gradients:
             raise ConfigError(
@@ -52,7 +46,7 @@ class GradientStage(Scoring):
             )
 
     def upstream(self) -> tuple[Node, ...]:
-        """The trajectories, which say how the model that made them decodes."""
+        """The trajectories, which say how the model that sampled them decodes."""
         return (Node(self.epoch, "rollout"),)
 
     @property
@@ -75,10 +69,10 @@ class GradientStage(Scoring):
         """Follow the reward back to the samples of one shard."""
         self.host.use_threads()
         batch, table = self.read(shard, Needs(media="latents"))
-        rows = self.asked(batch)
+        rows = self.requested_rows(batch)
         following = RewardGradientRequest(config=self.config, host=self.host, section=self.section)
-        found = self.policy_kind.follow(following, batch.take(rows)) if rows else None
-        values, sizes, directions = self._spread(rows, found, len(batch))
+        gradients = self.policy_kind.follow(following, batch.take(rows)) if rows else None
+        values, sizes, directions = self._spread(rows, gradients, len(batch))
         names = {name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
         columns = {**names, "value": pa.array(values, mask=np.isnan(values)), "rms": sizes}
         labels = {**self.labels(), "artifact": str(self.inputs()[0])}
@@ -92,12 +86,12 @@ class GradientStage(Scoring):
                 contents.add(plain, {} if array is None else {"gradient": array})
             return str(contents)
 
-        about = {
+        figures = {
             "scored": len(rows),
-            **({} if found is None else {"value": float(found.values.mean(dtype=np.float64))}),
+            **({} if gradients is None else {"value": float(gradients.values.mean(dtype=np.float64))}),
         }
         return Output(
-            rows=len(batch), summary={**about, "rms": float(sizes.sum() / max(1, len(rows)))}, content=content
+            rows=len(batch), summary={**figures, "rms": float(sizes.sum() / max(1, len(rows)))}, content=content
         )
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
@@ -107,16 +101,16 @@ class GradientStage(Scoring):
         return {name: sum(part[name] * part["scored"] for part in parts) / count for name in _FIGURES if count}
 
     def _spread(
-        self, rows: Sequence[int], found: RewardGradientResult | None, count: int
+        self, rows: Sequence[int], gradients: RewardGradientResult | None, count: int
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray | None]]:
         """Return value, size and direction of each of ``count`` samples, of which only ``rows`` were followed."""
         values, sizes = np.full(count, np.nan, np.float32), np.zeros(count, np.float32)
         directions: list[np.ndarray | None] = [None] * count
         for number, row in enumerate(rows):
-            assert found is not None
-            gradient = found.gradients[number].astype(np.float64)
+            assert gradients is not None
+            gradient = gradients.gradients[number].astype(np.float64)
             size = np.sqrt(np.mean(gradient**2))
-            values[row], sizes[row] = found.values[number], size
+            values[row], sizes[row] = gradients.values[number], size
             if sizes[row] > 0:
                 directions[row] = (gradient / size).astype(self.config.rollout.latents_dtype)
         return values, sizes, directions

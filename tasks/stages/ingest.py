@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import DataError
-from configs.fingerprint import canonical_json
-from storage.artifacts.records import ShardRecord
-from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
-from tasks.inputs.data_rows import DataRow, GivenData
-from tasks.inputs.given_data import data_of, given_data
-from tasks.metrics.given import REFUSED
-from tasks.modalities.given import GivenSample
-from tasks.modalities.samplers import SamplingContext
-from tasks.runs.sharding import cover
-from tasks.specs.graph import Node
-from tasks.specs.modalities import modality_spec
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.errors import DataError, without_process
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.tasks.inputs.components import decode_rows, media_format, open_trajectory_store
+from flowmill.tasks.inputs.data_row import DataRow
+from flowmill.tasks.inputs.data_rows import DataRows, stopped
+from flowmill.tasks.inputs.data_section import data_of, data_rows_of
+from flowmill.tasks.metrics.ingested import REFUSED
+from flowmill.tasks.modalities.data_sample import DataSample
+from flowmill.tasks.modalities.samplers import SamplingContext
+from flowmill.tasks.runs.sharding import cover
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from models.policies.parts import Part
+    from flowmill.models.policies.parts import Part
+
+#: Seconds in which rows after an unusable one are read too.
+_LOOK_S = 60.0
 
 
 class IngestStage(Stage):
     """The samples of ``data.train``, with the ratings of those that have one; with a slot those of ``data.heldout``."""
 
     separable = True
-    saves_memory = ("Lower execution.decode_batch_size.",)
 
     def options(self) -> Mapping[str, Any]:
         """The rows by content, and the size and form in which they are stored."""
@@ -67,8 +72,8 @@ class IngestStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Read, check and encode the rows of one shard."""
-        from storage.trajectories.tables import write_rows
-        from tasks.stages.shard_writer import ShardWriter
+        from flowmill.storage.trajectories.tables import write_rows
+        from flowmill.tasks.stages.shard_writer import ShardWriter
 
         self.host.use_threads()
         making = SamplingContext(context=self.context, host=self.host, policy=self.inputs()[0], epoch=0)
@@ -77,9 +82,11 @@ class IngestStage(Stage):
         form, size = media_format(self.config), decode_rows(self.config)
         store = open_trajectory_store(self.config.rollout.store)
         with ShardWriter(store.writer(folder, form), lambda media: None) as writer:
-            waiting: list[tuple[GivenSample, Any]] = []
+            waiting: list[tuple[DataSample, Any]] = []
             for number, row in enumerate(self._data.rows[shard.start : shard.stop], shard.start):
                 read = self._read(making, number, row, refused)
+                if refused and data_of(self.config).bad_rows == "stop":
+                    raise self._stopped(making, number, refused)
                 for (sample, _), rating in zip(read, row.ratings, strict=False):
                     values = (sample.name, sample.prompt.id, sample.group, rating, row.place)
                     for name, value in zip(rewards, values, strict=True):
@@ -93,16 +100,13 @@ class IngestStage(Stage):
             written = writer.end()
         labels = {"artifact": str(self.ref), "reward_name": "given", "reward_options": "{}"}
         write_rows("rewards", folder, rewards, labels)
-        (folder / REFUSED).write_text(canonical_json(refused))
+        stored = [(place, without_process(reason)) for place, reason in refused]
+        (folder / REFUSED).write_text(canonical_json(stored))
         summary = {"rows": shard.stop - shard.start, "refused": len(refused)}
         return Output(rows=writer.rows, summary=summary, written=written, content=lambda: str(contents))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Count rows, samples, and rows that were left out.
-
-        Raises:
-            DataError: no sample is left.
-        """
+        """Count rows, samples, and rows that were left out."""
         samples = sum(record.rows for record in records)
         if not samples:
             raise DataError(
@@ -113,17 +117,17 @@ class IngestStage(Stage):
         return {**{name: sum(record.summary[name] for record in records) for name in names}, "samples": samples}
 
     @cached_property
-    def _data(self) -> GivenData:
-        return given_data(self.config, heldout=bool(self.slot))
+    def _data(self) -> DataRows:
+        return data_rows_of(self.config, heldout=bool(self.slot))
 
     def _read(
         self, making: SamplingContext, number: int, row: DataRow, refused: list[tuple[str, str]]
-    ) -> list[tuple[GivenSample, Any]]:
-        """Return the samples of a row with their contents; none if it cannot be used and may be left out."""
+    ) -> list[tuple[DataSample, Any]]:
+        """Return the samples of a row with their contents; none if it cannot be used."""
         prompt = row.prompt
         grouped = data_of(self.config).rating is not None
         samples = [
-            GivenSample(
+            DataSample(
                 file=file,
                 prompt=prompt,
                 name=f"d{number:08d}-{prompt.id}-{replica}",
@@ -141,10 +145,17 @@ class IngestStage(Stage):
                 )
             return list(zip(samples, contents, strict=True))
         except DataError as error:
-            if data_of(self.config).bad_rows == "stop":
-                raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None
             refused.append((row.place, str(error)))
             return []
+
+    def _stopped(self, making: SamplingContext, number: int, refused: list[tuple[str, str]]) -> DataError:
+        """Return the error of a row that cannot be used and of the rows after it, as many as are read in a minute."""
+        until = time.monotonic() + _LOOK_S
+        for later, row in islice(enumerate(self._data.rows), number + 1, None):
+            if time.monotonic() > until:
+                return DataError(f"{stopped(refused)}\nThe rows from {row.place} on were not read yet.")
+            self._read(making, later, row, refused)
+        return stopped(refused)
 
 
 def _range(name: str) -> tuple[int, int]:

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Scores, joined
-from storage.artifacts.records import ShardRecord
-from storage.artifacts.row_digest import Contents
-from storage.trajectories.tables import read_shard
-from tasks.metrics.evaluations import split_of
-from tasks.metrics.scores import mean_figures
-from tasks.metrics.texts import Text, write_texts
-from tasks.specs.graph import OF, Node
-from tasks.specs.turns import split_turn
-from tasks.stages.scoring import Scoring
-from tasks.stages.stage import Output, Shard
+from flowmill.models.rewards.base import Batch, Scores, joined
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.trajectories.tables import read_shard
+from flowmill.tasks.metrics.evaluations import split_of
+from flowmill.tasks.metrics.scores import mean_figures
+from flowmill.tasks.metrics.texts import Text, write_texts
+from flowmill.tasks.specs.graph import OF, Node
+from flowmill.tasks.specs.turns import split_turn
+from flowmill.tasks.stages.scoring import Scoring
+from flowmill.tasks.stages.stage import Output, Shard
 
 #: Ends the name of the shard that shows a split of several.
 _SHOWN = "-shown"
@@ -29,11 +29,7 @@ class JudgeStage(Scoring):
     """A reward or judge over the samples of an evaluation; some samples of each prompt list are shown."""
 
     def take_slot(self) -> None:
-        """Find the reward or judge, and the run's evaluation or, after an @, a named one.
-
-        Raises:
-            ConfigError: the config has no such reward or judge.
-        """
+        """Find the reward or judge, and the run's evaluation or, after an @, a named one."""
         base, self.earlier = split_turn(self.slot)
         reward, _, name = base.partition(OF)
         self.evaluation = name + self.earlier
@@ -49,10 +45,10 @@ class JudgeStage(Scoring):
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Each prompt list as one: its prompts take turns, so groups end where it does."""
-        found: dict[str, list[str]] = {}
+        by_split: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(split_of(name), []).append(name)
-        return found
+            by_split.setdefault(split_of(name), []).append(name)
+        return by_split
 
     def closing(self) -> list[Shard]:
         """Return the preview shard of each split with several shards; a single shard holds its own preview."""
@@ -122,5 +118,5 @@ class JudgeStage(Scoring):
 
 def _verdicts(values: np.ndarray, notes: Sequence[str]) -> list[str]:
     """Return verdicts of samples: the reward's remark, and the score if there is one."""
-    given = ["" if np.isnan(value) else f"{value:.2f}" for value in values]
-    return [f"{note} {value}".strip() for note, value in zip(notes, given, strict=False)]
+    scores = ["" if np.isnan(value) else f"{value:.2f}" for value in values]
+    return [f"{note} {value}".strip() for note, value in zip(notes, scores, strict=False)]

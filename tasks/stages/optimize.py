@@ -6,31 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.policies.parts import Part
-from storage.artifacts.checkpoints import clear_checkpoints
-from storage.artifacts.records import ShardRecord
-from storage.layout import ArtifactRef
-from tasks.inputs.components import decode_rows
-from tasks.inputs.option_paths import OptionPath, algorithm_places, reward_places
-from tasks.specs.graph import Node
-from tasks.specs.modalities import modality_spec
-from tasks.specs.run_inputs import critic_identity
-from tasks.specs.steering import start_of
-from tasks.stages.policy import SHARD
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.models.policies.parts import Part
+from flowmill.storage.artifacts.checkpoints import clear_checkpoints
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.components import decode_rows
+from flowmill.tasks.inputs.option_paths import OptionPath, algorithm_places, reward_places
+from flowmill.tasks.specs.graph import Node, policy_after
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.run_inputs import critic_identity
+from flowmill.tasks.stages.policy import SHARD
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from tasks.training.loop import TrainerState
+    from flowmill.tasks.training.loop import TrainerState
 
 
 class OptimizeStage(Stage):
     """Trains policy n-1 on the trajectories and advantages of epoch n; writes policy n."""
 
     collective = True
-    saves_memory = (
-        "Lower execution.micro_batch_size, or execution.decode_batch_size where rewards are asked while training, set "
-        "model.gradient_checkpointing=true, or train adapters (model.lora).",
-    )
     _trained: TrainerState | None = None
 
     def options(self) -> Mapping[str, Any]:
@@ -39,9 +34,10 @@ class OptimizeStage(Stage):
             "optimize": self.config.optimize.fingerprinted(),
             **modality_spec(self.config).training_options(self.config),
             **critic_identity(self.facts),
+            # Runs of earlier versions left out what comes after such an update, and retained it.
+            **({} if self.config.optimize.stop_kl is None else {"undoes": True}),
             "seed": self.config.run.seed,
             "epoch": self.epoch,
-            **({} if start_of(self.facts, self.epoch).rate == 1 else {"rate": start_of(self.facts, self.epoch).rate}),
         }
 
     def places(self) -> tuple[OptionPath, ...]:
@@ -52,23 +48,23 @@ class OptimizeStage(Stage):
     def upstream(self) -> tuple[Node, ...]:
         """The policy before, then its data: trajectories, advantages and, if any, gradients of rewards.
 
-        Those of this epoch come first, then those of the replayed ones before it; last the decision where to start.
+        Those of this epoch come first, then those of the replayed ones before it.
         """
         replay = self.config.optimize.replay
         first = max(1, self.epoch - (replay.epochs if replay else 0))
         epochs = range(self.epoch, first - 1, -1)
-        found = [start_of(self.facts, self.epoch).policy]
+        nodes = [policy_after(self.epoch - 1)]
         for epoch in epochs:
-            found += [self.facts.plan.samples_of(epoch), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
-        return (*found, *(self.facts.plan.steering(self.epoch - 1) if self.epoch > 1 else ()))
+            nodes += [self.facts.plan.samples_of(epoch), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
+        return tuple(nodes)
 
     @property
     def parts(self) -> frozenset[Part]:
         """Trained parts, and parts that rewards called while training need."""
         requires = self.facts.plan.algorithm.requires
         critic = frozenset({Part.CRITIC} if requires.critic else ())
-        asked = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
-        return self.policy_kind.training_parts | critic | asked
+        rewards = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
+        return self.policy_kind.training_parts | critic | rewards
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -85,18 +81,27 @@ class OptimizeStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Train, resuming from the last committed checkpoint of this epoch."""
-        from tasks.training.data import TrainingData
-        from tasks.training.epoch import TrainingEpoch
+        from flowmill.tasks.training.data import TrainingData
+        from flowmill.tasks.training.epoch import TrainingEpoch
+        from flowmill.tasks.training.policy_moves import move_limits
 
         data = TrainingData(self.context, self.policy_kind, self.epoch, self.inputs())
-        with TrainingEpoch(data, self.host, self.ref).updates(folder) as (run_updates, trained, rows):
-            run_updates()
+        epoch = TrainingEpoch(data, self.host, self.ref)
+        undone: Mapping[str, float] = {}
+        while True:
+            with epoch.updates(folder, undone) as (run_updates, trained, rows):
+                run_updates()
+            if trained.left_out == undone:
+                break
+            undone = trained.left_out
+            del trained  # its moments are no longer needed, and take memory
         self._trained = trained
         left_out = {} if self.config.optimize.stop_kl is None else {"left_out": 0, **trained.left_out}
-        return Output(rows=rows, summary={"updates": trained.metrics, **left_out})
+        moved = {**trained.moved, **(move_limits(data.algorithm) if data.algorithm.requires.approx_kl else {})}
+        return Output(rows=rows, summary={"updates": trained.metrics, **moved, **left_out})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Metrics of every update, and the number of those left out."""
+        """Metrics of every update, how far they moved the policy, and the number of those left out."""
         return records[0].summary
 
     def committed(self, record: ShardRecord) -> None:
@@ -104,11 +109,11 @@ class OptimizeStage(Stage):
 
         Its trainer too, but on devices whose memory rollouts need.
         """
-        from tasks.training.state import Kept
+        from flowmill.tasks.training.state import RetainedState
 
         self.host.keep(self.ref)
         if self._trained is not None and self.host.device.type == "cpu":
-            self.host.trainer = Kept.of(self._trained, str(self.ref))
+            self.host.trainer = RetainedState.of(self._trained, str(self.ref))
         self._trained = None
 
     def cleanup(self, ref: ArtifactRef) -> None:

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigError
-from configs.fingerprint import canonical_json
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.policies import POLICIES
-from storage.layout import ArtifactRef
-from tasks.inputs.weight_sources import ABOUT_POLICY, Weights, policy_folder, tensor_files
-from tasks.specs.graph import Node
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import POLICIES
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.weight_sources import POLICY_FILE, Weights, policy_folder, tensor_files
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     import torch
 
-    from models.policies.parts import Part
+    from flowmill.models.policies.parts import Part
 
 SHARD = "policy"
 
@@ -31,9 +31,9 @@ class PolicyStage(Stage):
     _shapes: Mapping[str, torch.Size] | None = None
 
     def options(self) -> Mapping[str, Any]:
-        """The trained weights, and their start: a checkpoint, adapters of a file, or the seed of fresh ones."""
+        """The trained weights, and their start: another run's policy, adapters of a file, or the seed of fresh ones."""
         model = self.config.model
-        start: dict[str, Any] = {} if model.checkpoint is None else {"checkpoint": self.facts.checkpoint_identity}
+        start: dict[str, Any] = {}
         if model.start is not None:
             start = {"start": {name: self.facts.start[name] for name in ("policy", "digest", "weights")}}
         if model.lora is None:
@@ -62,32 +62,27 @@ class PolicyStage(Stage):
     def load(self) -> None:
         """Make fresh adapters if the run trains them; for weights of others read the shapes."""
         model = self.config.model
-        if model.checkpoint is not None or model.start is not None or _adapter_of(self.config):
+        if model.start is not None or _adapter_of(self.config):
             self._shapes = self.host.fresh().shapes()
         elif model.lora is not None:
             self._fresh = self.host.fresh().state()
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write the weights of others, or fresh LoRA weights; else the base model is the policy: nothing is copied."""
-        (folder / ABOUT_POLICY).write_text(canonical_json(self.options()))
+        (folder / POLICY_FILE).write_text(canonical_json(self.options()))
         weights = self._weights()
         if weights:
             from safetensors.torch import save_file
 
-            from models.weights.finite import check_tensors
+            from flowmill.models.weights.finite import check_tensors
 
             model = self.config.model
-            name = "checkpoint" if model.checkpoint else "start" if model.start else "lora.start"
-            check_tensors(weights, f"model.{name}")
+            check_tensors(weights, f"model.{'start' if model.start else 'lora.start'}")
             save_file(dict(weights), folder / Weights.TRAINED.value)
         return Output(rows=1)
 
     def _weights(self) -> Mapping[str, torch.Tensor]:
         model = self.config.model
-        if model.checkpoint is not None:
-            from models.weights.dcp_checkpoints import DcpCheckpoint
-
-            return DcpCheckpoint(Path(model.checkpoint)).read(self._shapes or self.host.fresh().shapes())
         if model.start is not None:
             return self._started(self._shapes or self.host.fresh().shapes())
         adapter = _adapter_of(self.config)
@@ -100,7 +95,7 @@ class PolicyStage(Stage):
         """Return the weights of another run's policy; ConfigError if it is of another model."""
         import torch
 
-        from models.weights.tensor_files import TensorFiles
+        from flowmill.models.weights.tensor_files import TensorFiles
 
         start, base = self.facts.start, str(self.inputs()[0])
         if start.get("base", base) != base:
@@ -111,9 +106,9 @@ class PolicyStage(Stage):
         if start["weights"] is None:
             return {}
         folder = policy_folder(self.context.store, ArtifactRef.parse(start["policy"]))
-        found = {name: torch.empty(shape) for name, shape in shapes.items()}
-        TensorFiles(tensor_files(folder, start["weights"])).read_into(found)
-        return found
+        tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+        TensorFiles(tensor_files(folder, start["weights"])).read_into(tensors)
+        return tensors
 
 
 def _adapter_of(config: RunConfig) -> str | None:

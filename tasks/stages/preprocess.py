@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.fingerprint import canonical_json
-from storage.artifacts.records import ShardRecord
-from storage.trajectories.tables import write_rows
-from tasks.inputs.prompt_rows import image_data
-from tasks.inputs.prompts import Prompt, image_files
-from tasks.specs.graph import Node
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.trajectories.tables import write_rows
+from flowmill.tasks.inputs.prompt_rows import image_data
+from flowmill.tasks.inputs.prompts import Prompt, image_files
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
 class PreprocessStage(Stage):
@@ -32,7 +32,7 @@ class PreprocessStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write the table."""
-        from storage.trajectories.source_images import write_references
+        from flowmill.storage.trajectories.source_images import write_references
 
         rows = [(split, prompt) for split, prompts in self._prompts.items() for prompt in prompts]
         columns = {

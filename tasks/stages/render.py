@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from models.policies.parts import Part
-from storage.artifacts.records import ShardRecord
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
-from tasks.inputs.renderer import image_name, render_of, renderer_config, turn_in
-from tasks.metrics.samples import places_of, stored_sample
-from tasks.modalities.modality import Kind, make_kind
-from tasks.specs.graph import RENDERER, Node
-from tasks.specs.modalities import modality_spec
-from tasks.specs.turns import split_turn, turn_nodes, turns_of
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.models.policies.parts import Part
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.inputs.components import decode_rows, media_format, open_trajectory_store
+from flowmill.tasks.inputs.renderer import image_name, render_of, renderer_config, turn_in
+from flowmill.tasks.metrics.samples import places_of, stored_sample
+from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.specs.graph import RENDERER, Node
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.turns import split_turn, turn_nodes, turns_of
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
-class Drawing(Stage):
+class DrawingStage(Stage):
     """Images of stored texts, shard by shard; each is stored with its text, and with the prompt that was rewritten.
 
     An empty text is drawn as an empty prompt is, and counted; of one that is too long for the image model it reads as
@@ -34,10 +34,6 @@ class Drawing(Stage):
 
     separable = True
     parts = frozenset({Part.RENDERER})
-    saves_memory = (
-        "Lower execution.render_rows, or execution.decode_batch_size if it failed while decoding.",
-        "Set execution.render_device to another device.",
-    )
 
     def options(self) -> Mapping[str, Any]:
         """The images of each text, how they are drawn, and the noise."""
@@ -69,13 +65,13 @@ class Drawing(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Draw the texts of one shard."""
-        from tasks.stages.shard_writer import ShardWriter
+        from flowmill.tasks.stages.shard_writer import ShardWriter
 
         self.host.use_threads()
         renderer = self.host.renderer
         assert renderer is not None
-        wanted, drawer = list(self._wanted(self._opened(shard))), renderer.config
-        due = [(sample, text) for sample, text in wanted if text is not None]
+        requested, drawer = list(self._requested(self._opened(shard))), renderer.config
+        due = [(sample, text) for sample, text in requested if text is not None]
         started = drawer.prompts.image is not None
         size, form = drawer.execution.rollout_batch_size, media_format(drawer)
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
@@ -85,17 +81,17 @@ class Drawing(Stage):
             def drawn() -> Iterator[np.ndarray]:
                 for start in range(0, len(due), size):
                     samples, texts = zip(*due[start : start + size], strict=True)
-                    about = [sample.metadata for sample in samples]
-                    images = self.context.references(about) if started else [[]] * len(samples)
+                    notes = [sample.metadata for sample in samples]
+                    images = self.context.references(notes) if started else [[]] * len(samples)
                     yield from self._drawer.draw(renderer, texts, [sample.seed for sample in samples], images)
                     self.context.reporter.progress(self.name, self.epoch, start + len(texts), len(due), shard.name)
 
             media = drawn()
-            for start in range(0, len(wanted), size):
-                some = wanted[start : start + size]
+            for start in range(0, len(requested), size):
+                some = requested[start : start + size]
                 writer.add([sample if text is None else replace(sample, media=next(media)) for sample, text in some])
-            about, contents = {"empty": sum(not text for _, text in due)}, writer.contents
-            return Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
+            figures, contents = {"empty": sum(not text for _, text in due)}, writer.contents
+            return Output(rows=writer.rows, summary=figures, written=writer.end(), content=lambda: str(contents))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Count images, and those of empty texts."""
@@ -126,7 +122,7 @@ class Drawing(Stage):
         assert record is not None
         return open_trajectory_store(self.config.rollout.store).open(store.files(texts, record))
 
-    def _wanted(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str | None]]:
+    def _requested(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str | None]]:
         """Yield every image of every text, not drawn yet, with the text; with None images that remain from earlier."""
         section, model, turns = render_of(self.config), str(self.inputs()[1]), turns_of(self.config)
         for row, written in zip(opened.table.to_pylist(), self.policy_kind.texts(opened), strict=True):
@@ -164,7 +160,7 @@ class Drawing(Stage):
         return places_of(self.context.store, self.inputs()[2], None)
 
 
-class RenderStage(Drawing):
+class RenderStage(DrawingStage):
     """Images of an epoch's texts."""
 
     def draws(self) -> Mapping[str, int]:
@@ -177,13 +173,13 @@ class RenderStage(Drawing):
 
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
         """Of the run and the epoch; with ``render.same_noise`` one for all texts of a prompt."""
-        from tasks.runs.seeds import derive
+        from flowmill.tasks.runs.seeds import derive
 
         own = 0 if render_of(self.config).same_noise else replica
         return derive(self.config.run.seed, "render", self.epoch, prompt_id, own, image)
 
 
-class DepictStage(Drawing):
+class DepictStage(DrawingStage):
     """Images of an evaluation's texts, from fixed noise; the slot names an evaluation that is not the run's own."""
 
     def draws(self) -> Mapping[str, int]:
@@ -196,6 +192,6 @@ class DepictStage(Drawing):
 
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
         """Of the evaluation: the same for every policy."""
-        from tasks.runs.seeds import derive
+        from flowmill.tasks.runs.seeds import derive
 
         return derive(self.config.evaluate.seed, "depict", prompt_id, replica, image)

@@ -1,4 +1,4 @@
-"""Rollouts: K samples per prompt, cut into shards, stored with the log-probs that made them."""
+"""Rollouts: K samples per prompt, cut into shards, stored with the log-probs of their sampling."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import ShardRecord
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows
-from tasks.inputs.prompts import SOURCE, StoredPrompt
-from tasks.modalities.samplers import Sampler, SampleRequest
-from tasks.runs.sharding import cover, rollout_cuts
-from tasks.specs.graph import Node
-from tasks.specs.modalities import modality_spec
-from tasks.specs.steering import start_of
-from tasks.specs.turns import TurnNodes, turn_nodes
-from tasks.stages.sampling import Sampling
-from tasks.stages.stage import Output, Shard
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.inputs.prompts import SOURCE, StoredPrompt
+from flowmill.tasks.modalities.samplers import Sampler, SampleRequest
+from flowmill.tasks.runs.sharding import cover, rollout_cuts
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.turns import TurnNodes, turn_nodes
+from flowmill.tasks.stages.sampling import Sampling
+from flowmill.tasks.stages.stage import Output, Shard
 
 
 class RolloutStage(Sampling):
@@ -28,10 +27,10 @@ class RolloutStage(Sampling):
 
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
+        common: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources and not self.config.prompts.chooses:
-            about["mixture"] = self.config.prompts.weights
-        return {**modality_spec(self.config).rollout_options(self.config), **about, **self.said()}
+            common["mixture"] = self.config.prompts.weights
+        return {**modality_spec(self.config).rollout_options(self.config), **common, **self.said()}
 
     @property
     def before(self) -> TurnNodes | None:
@@ -41,9 +40,7 @@ class RolloutStage(Sampling):
     def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts, the turn before, and the choice of prompts."""
         plan = self.facts.plan
-        ahead = self.config.execution.ahead
-        policy = plan.policy_of(self.epoch) if ahead else start_of(self.facts, self.epoch).policy
-        return (policy, Node(0, "preprocess"), *self.heard(), *plan.choices(self.epoch))
+        return (plan.policy_of(self.epoch), Node(0, "preprocess"), *self.heard(), *plan.choices(self.epoch))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""
@@ -54,8 +51,8 @@ class RolloutStage(Sampling):
         size = self.config.rollout.group_size
         places = [divmod(number, size) for number in range(shard.start, shard.stop)]
         jobs = [self._job(self.groups[group], replica) for group, replica in places]
-        about = {"groups": len({group for group, _ in places})}
-        return self.make(shard, folder, jobs, len(self.groups) * size, about)[0]
+        figures = {"groups": len({group for group, _ in places})}
+        return self.make(shard, folder, jobs, len(self.groups) * size, figures)[0]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Count groups, samples, and samples that equal another of their group, if any."""
@@ -70,7 +67,7 @@ class RolloutStage(Sampling):
         if section.chooses:
             by_id, (*_, choices) = {prompt.id: prompt for prompt in prompts}, self.inputs()
             return [by_id[name] for name in read_rows(self.context.store, choices).column("prompt_id").to_pylist()]
-        from tasks.choices.permutation import permuted
+        from flowmill.tasks.choices.permutation import permuted
 
         sources, count = [prompt.metadata.get(SOURCE, "") for prompt in prompts], self.config.rollout.prompts_per_epoch
         drawn = permuted(sources, section.weights, count, seed=self.config.run.seed, epoch=self.epoch)

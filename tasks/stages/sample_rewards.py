@@ -1,4 +1,4 @@
-"""Rewards of an epoch's samples, also by modality."""
+"""Rewards of an epoch's samples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import torch
 
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.policies import modalities_of
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.renderer import image_name, render_of, turn_in
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,35 +43,18 @@ class SampleRewards:
     turns: Tensor | None = None
     """(N,) int64: the turn whose rewards count, if that is the best."""
 
-    def take(self, kept: Tensor) -> SampleRewards:
+    def take(self, mask: Tensor) -> SampleRewards:
         """Return some rows (N,) bool."""
         return replace(
             self,
-            samples=self.samples.filter(pa.array(kept.numpy())),
-            parts=[part[kept] for part in self.parts],
-            penalty=self.penalty[kept],
-            total=self.total[kept],
-            cut=self.cut[kept],
-            distances=None if self.distances is None else self.distances[kept],
-            turns=None if self.turns is None else self.turns[kept],
+            samples=self.samples.filter(pa.array(mask.numpy())),
+            parts=[part[mask] for part in self.parts],
+            penalty=self.penalty[mask],
+            total=self.total[mask],
+            cut=self.cut[mask],
+            distances=None if self.distances is None else self.distances[mask],
+            turns=None if self.turns is None else self.turns[mask],
         )
-
-    def of(self, rewards: Sequence[RewardSection], modality: str) -> SampleRewards:
-        """Return the rewards of a modality: from those that judge it, and by those that judge the whole sample.
-
-        Args:
-            rewards: those of ``parts``.
-            modality: its name.
-        """
-        heard = [number for number, reward in enumerate(rewards) if reward.modality in (None, modality)]
-        parts, weights = [self.parts[each] for each in heard], [self.weights[each] for each in heard]
-        total = weighted(parts, weights, like=self.penalty) - self.penalty
-        return replace(self, parts=parts, weights=weights, total=total)
-
-
-def routed(rewards: Sequence[RewardSection], family: str) -> tuple[str, ...]:
-    """Return the modalities that have advantages of their own; none where no reward names the one it judges."""
-    return modalities_of(family) if any(reward.modality is not None for reward in rewards) else ()
 
 
 def weighted(parts: Sequence[Tensor], weights: Sequence[float], *, like: Tensor) -> Tensor:
@@ -84,12 +65,12 @@ def weighted(parts: Sequence[Tensor], weights: Sequence[float], *, like: Tensor)
 
 def history_of(names: Sequence[str], earlier: Sequence[SampleRewards]) -> list[Tensor]:
     """Return each group's rewards of earlier epochs, oldest first, less the penalties of those epochs."""
-    found: dict[str, list[float]] = {name: [] for name in names}
+    totals: dict[str, list[float]] = {name: [] for name in names}
     for epoch in reversed(earlier):
         for name, total in zip(epoch.samples.column("group_id").to_pylist(), epoch.total.tolist(), strict=True):
-            if name in found and not math.isnan(total):
-                found[name].append(total)
-    return [torch.tensor(found[name], dtype=torch.float64) for name in names]
+            if name in totals and not math.isnan(total):
+                totals[name].append(total)
+    return [torch.tensor(totals[name], dtype=torch.float64) for name in names]
 
 
 def figures_of_samples(
@@ -105,17 +86,17 @@ def figures_of_samples(
         column: a column of their table.
         of: value of the column -> figure.
     """
-    opener, found = open_trajectory_store(form), dict[str, float]()
+    opener, figures = open_trajectory_store(form), dict[str, float]()
     for record in store.shards(ref):
         table = opener.open(store.files(ref, record)).table
         columns = (table.column(each).to_pylist() for each in ("sample_id", column))
-        found |= {sample: of(value) for sample, value in zip(*columns, strict=True)}
-    return torch.tensor([found[name] for name in names], dtype=torch.float64)
+        figures |= {sample: of(value) for sample, value in zip(*columns, strict=True)}
+    return torch.tensor([figures[name] for name in names], dtype=torch.float64)
 
 
 def drawings_of(store: ArtifactStore, ref: ArtifactRef, config: RunConfig, samples: Sequence[str]) -> Tensor:
     """Return the turn that drew the newest image of each sample, (N,) float64."""
     names = [image_name(each, 0, of=render_of(config).images) for each in samples]
     return figures_of_samples(
-        store, ref, config.rollout.store, names, "metadata", lambda kept: turn_in(json.loads(kept))
+        store, ref, config.rollout.store, names, "metadata", lambda metadata: turn_in(json.loads(metadata))
     )

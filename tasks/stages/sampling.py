@@ -1,4 +1,4 @@
-"""Base of stages that sample a policy: jobs in shards, made batch by batch."""
+"""Base of stages that sample a policy: jobs in shards, sampled batch by batch."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.layout import ArtifactRef
-from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
-from storage.trajectories.tables import read_rows
-from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
-from tasks.inputs.renderer import sees_images, turn_in
-from tasks.metrics.samples import places_of, stored_sample
-from tasks.modalities.samplers import Said, Sampler, SampleRequest, SamplingContext, WorksAhead
-from tasks.specs.graph import Node
-from tasks.specs.turns import TurnNodes, turns_of
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
+from flowmill.tasks.inputs.renderer import sees_images, turn_in
+from flowmill.tasks.metrics.samples import places_of, stored_sample
+from flowmill.tasks.modalities.samplers import Said, Sampler, SampleRequest, SamplingContext, WorksAhead
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.turns import TurnNodes, turns_of
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from models.policies.parts import Part
+    from flowmill.models.policies.parts import Part
 
 
 class Sampling(Stage):
-    """Samples of a policy, made in shards that need not know of each other."""
+    """Samples of a policy, drawn in shards that need not know of each other."""
 
     separable = True
     _planned: tuple[ArtifactRef, list[Shard]] | None = None
@@ -34,11 +34,6 @@ class Sampling(Stage):
     def parts(self) -> frozenset[Part]:
         """Model parts that sampling needs."""
         return self.policy_kind.sampling_parts
-
-    @property
-    def saves_memory(self) -> tuple[str, ...]:
-        """Remedies for too little memory."""
-        return self.policy_kind.saves_memory
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -54,7 +49,7 @@ class Sampling(Stage):
         self.maker.rest()
 
     def shards(self) -> list[Shard]:
-        """Ranges of samples: those of committed shards, and the gaps between them; the plan is kept."""
+        """Ranges of samples: those of committed shards, and the gaps between them; the plan is cached."""
         if self._planned is None or self._planned[0] != self.ref:
             self._planned = (self.ref, self.plan())
         return self._planned[1]
@@ -84,9 +79,9 @@ class Sampling(Stage):
         folder: Path,
         jobs: Sequence[SampleRequest],
         total: int,
-        about: Mapping[str, Any],
+        figures: Mapping[str, Any],
         *,
-        kept: int = 0,
+        returned: int = 0,
     ) -> tuple[Output, list[Sample]]:
         """Make the samples of a shard and write them.
 
@@ -95,10 +90,10 @@ class Sampling(Stage):
             folder: where its files go.
             jobs: its jobs.
             total: jobs of all shards that are counted together.
-            about: figures about the content.
-            kept: how many samples to return.
+            figures: figures of the content.
+            returned: how many samples to return.
         """
-        from tasks.stages.shard_writer import ShardWriter
+        from flowmill.tasks.stages.shard_writer import ShardWriter
 
         self.host.use_threads()
         jobs = self.continued(jobs)
@@ -110,13 +105,13 @@ class Sampling(Stage):
             made_ones = maker.each(parts) if isinstance(maker, WorksAhead) else map(maker.make, parts)
             for part, samples in zip(parts, made_ones, strict=True):
                 writer.add(samples)
-                first += samples[: kept - len(first)]
+                first += samples[: returned - len(first)]
                 done += len(part)
                 self.context.reporter.progress(self.name, self.epoch, done, total, self.part_of(shard))
             contents = writer.contents
-            summary = {**about, **({"repeats": writer.repeats} if writer.repeats else {})}
-            made = Output(rows=writer.rows, summary=summary, written=writer.end(), content=lambda: str(contents))
-            return made, first
+            summary = {**figures, **({"repeats": writer.repeats} if writer.repeats else {})}
+            output = Output(rows=writer.rows, summary=summary, written=writer.end(), content=lambda: str(contents))
+            return output, first
 
     @property
     @abstractmethod
@@ -143,19 +138,19 @@ class Sampling(Stage):
         """Return jobs with the turns before."""
         if self.before is None:
             return jobs
-        turns, found = turns_of(self.config), list[SampleRequest]()
+        turns, requests = turns_of(self.config), list[SampleRequest]()
         assert turns is not None
         image = str(self._input(self.before.images)) if sees_images(self.config) else None
         for job in jobs:
             shard, row = self._earlier[job.name]
             sample = stored_sample(shard, row)
-            # A sample that has ended is kept as its last turn left it.
+            # A sample that has ended stays as its last turn left it.
             ended = turn_in(sample.metadata) < self.turn - 1 or turns.ends(shard.text(row) or "")
             comment = None if ended else turns.said(*self._comments[job.name])
-            found.append(replace(job, before=Said(sample=sample, comment=comment, turn=self.turn, image=image)))
+            requests.append(replace(job, before=Said(sample=sample, comment=comment, turn=self.turn, image=image)))
         for shard, _ in self._earlier.values():
             shard.close()
-        return found
+        return requests
 
     def _input(self, node: Node) -> ArtifactRef:
         return dict(zip(self.upstream(), self.inputs(), strict=True))[node]

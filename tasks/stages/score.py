@@ -1,4 +1,4 @@
-"""Scores the trajectories of an epoch, also while they are made."""
+"""Scores the trajectories of an epoch, also while they are sampled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.rewards.base import Batch, Scores
-from storage.artifacts.records import ShardRecord
-from tasks.metrics.scores import figures_of, mean_figures
-from tasks.specs.graph import Node
-from tasks.specs.turns import split_turn
-from tasks.stages.rollout import RolloutStage, ends_group, planned_shards
-from tasks.stages.scoring import Scoring
-from tasks.stages.stage import Shard
+from flowmill.models.rewards.base import Batch, Scores
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.tasks.metrics.scores import figures_of, mean_figures
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.turns import split_turn
+from flowmill.tasks.stages.rollout import RolloutStage, ends_group, planned_shards
+from flowmill.tasks.stages.scoring import Scoring
+from flowmill.tasks.stages.stage import Shard
 
 
 class ScoreStage(Scoring):
@@ -22,11 +22,7 @@ class ScoreStage(Scoring):
     _followed: RolloutStage | None = None
 
     def take_slot(self) -> None:
-        """Find the reward or monitor.
-
-        Raises:
-            ConfigError: the config has no such reward.
-        """
+        """Find the reward or monitor."""
         label, self.earlier = split_turn(self.slot)
         self.section = self.facts.reward_section(label)
 
@@ -37,7 +33,7 @@ class ScoreStage(Scoring):
     def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""
         inputs = (rollout.ref,)
-        self.adopt(self.context.chain.made_of(self.node, inputs), inputs)
+        self.adopt(self.context.chain.result_of(self.node, inputs), inputs)
         self._followed = rollout
 
     def sampled(self) -> list[str]:
@@ -51,19 +47,19 @@ class ScoreStage(Scoring):
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Shards that end within a group together with those that follow, up to its end."""
-        found, parts = dict[str, list[str]](), list[str]()
+        groups, parts = dict[str, list[str]](), list[str]()
         for name in names:
             parts.append(name)
             if ends_group(name):
-                found["-".join([parts[0].split("-")[0], name.split("-")[1]])] = parts
+                groups["-".join([parts[0].split("-")[0], name.split("-")[1]])] = parts
                 parts = []
-        return found
+        return groups
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Report the mean optimized reward of the rollouts."""
-        found = figures_of(scores.values, None)
-        if "mean" in found and self.section in self.config.rewards:
-            self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")
+        figures = figures_of(scores.values, None)
+        if "mean" in figures and self.section in self.config.rewards:
+            self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {figures['mean']:.3f}")
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Average over all shards."""

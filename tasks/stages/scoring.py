@@ -6,32 +6,29 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import StoreError
-from configs.fingerprint import canonical_json
-from configs.rewards import RewardSection
-from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
-from models.rewards.factory import needs_of, scored_by_ranks, works_on_accelerator
-from models.rewards.invocation import Handling, needs_of_made, score
-from storage.artifacts.row_digest import Contents
-from storage.layout import ArtifactRef
-from storage.trajectories.base import TrajectoryShard
-from storage.trajectories.tables import write_rows
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.option_paths import OptionPath, reward_places
-from tasks.inputs.prompts import SOURCE
-from tasks.inputs.renderer import reads_images, render_of, renderer_config, turn_in
-from tasks.inputs.weight_sources import origin_of
-from tasks.metrics.scores import score_summary
-from tasks.modalities.modality import Kind, make_kind
-from tasks.stages.stage import Output, Shard, Stage
-
-if TYPE_CHECKING:
-    from tasks.stages.sharded_reward import SpreadReward
+from flowmill.configs.errors import StoreError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
+from flowmill.models.rewards.factory import needs_of, scored_by_ranks, works_on_accelerator
+from flowmill.models.rewards.invocation import Handling, declared_needs, score
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.storage.trajectories.tables import write_rows
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.option_paths import OptionPath, reward_places
+from flowmill.tasks.inputs.prompts import SOURCE
+from flowmill.tasks.inputs.renderer import reads_images, render_of, renderer_config, turn_in
+from flowmill.tasks.inputs.weight_sources import origin_of
+from flowmill.tasks.metrics.scores import score_summary
+from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
 class Scoring(Stage):
@@ -92,7 +89,7 @@ class Scoring(Stage):
         return [name for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return shards that hold whole groups, by name, and the shards of samples that each is made of."""
+        """Return shards that hold whole groups, by name, and the shards of samples that each consists of."""
         return {name: [name] for name in names}
 
     def needs(self) -> Needs:
@@ -100,48 +97,14 @@ class Scoring(Stage):
         section = self.section
         if section.server is None:
             return needs_of(section.name, section.options)
-        return needs_of_made(self.host.rewards.of(section))
-
-    @property
-    def spread(self) -> bool:
-        """Whether the ranks hold the reward's models together."""
-        return self.section.spread and self.host.ranks.world > 1
-
-    def meet(self) -> None:
-        """Load a reward whose models the ranks hold together."""
-        super().meet()
-        if self.spread:
-            from models.weights.sharding import Sharding
-
-            world = self.host.ranks.world
-            made = self.host.rewards
-            made.sharding = made.sharding or Sharding.over(self.host.device, world=world, size=world, offload=False)
-            made.of(self.section)
-
-    def rest(self) -> None:
-        """Take part in the calls of ranks that have samples left, where they are made together."""
-        if self.spread:
-            reward = self.host.rewards.of(self.section)
-            with self.host.rewards.at_work(reward):
-                self._spread_over_ranks(reward).rest(self._idle)
-
-    def _idle(self) -> Sequence[Any]:
-        """Return samples that the reward is for, as its first call is given them."""
-        from tasks.stages.sharded_reward import first_call
-
-        needs = self.needs()
-        for shard in self.shards():
-            batch, _ = self.read(shard, needs)
-            if rows := self.asked(batch):
-                return first_call(needs, self.section.slot, batch.take(rows[:1]), Handling.of(self.section))
-        raise AssertionError("a rank makes a call, so there are samples that the reward is for")
+        return declared_needs(self.host.rewards.of(section))
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the samples of one shard."""
         reward = self.host.rewards.of(self.section)
-        batch, table = self.read(shard, needs_of_made(reward))
+        batch, table = self.read(shard, declared_needs(reward))
         with self.host.rewards.at_work(reward):
-            scores = self._score(self._spread_over_ranks(reward) if self.spread else reward, batch)
+            scores = self._score(reward, batch)
         self.scored(shard, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, batch, scores, table)
         columns = {
@@ -151,13 +114,8 @@ class Scoring(Stage):
         }
         self.write(folder, columns)
         rows = {**columns, "reward": scores.values.tolist()}
-        about = score_summary(batch, scores, perfect_score(reward))
-        return Output(rows=len(scores.values), summary=about, content=lambda: _content(rows))
-
-    def _spread_over_ranks(self, reward: Reward) -> SpreadReward:
-        from tasks.stages.sharded_reward import SpreadReward
-
-        return SpreadReward(reward, self.host.ranks)
+        summary = score_summary(batch, scores, perfect_score(reward))
+        return Output(rows=len(scores.values), summary=summary, content=lambda: _content(rows))
 
     def write(self, folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the scores of samples, with columns that identify reward and artifact."""
@@ -165,21 +123,21 @@ class Scoring(Stage):
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
         """Score the samples the reward is for; the others have no score and no remark."""
-        rows = self.asked(batch)
+        rows = self.requested_rows(batch)
         if len(rows) == len(batch):
             return score(reward, self.section.slot, batch, Handling.of(self.section))
         values, notes = np.full(len(batch), np.nan, np.float32), [""] * len(batch)
         if rows:
-            found = score(reward, self.section.slot, batch.take(rows), Handling.of(self.section))
-            values[rows] = found.values
-            for row, note in zip(rows, found.notes or [""] * len(rows), strict=True):
+            result = score(reward, self.section.slot, batch.take(rows), Handling.of(self.section))
+            values[rows] = result.values
+            for row, note in zip(rows, result.notes or [""] * len(rows), strict=True):
                 notes[row] = note
         return Scores(values, notes)
 
-    def asked(self, batch: Batch) -> list[int]:
+    def requested_rows(self, batch: Batch) -> list[int]:
         """Return the rows of the samples that the reward is for."""
-        wanted, known = self.section.sources, enumerate(batch.metadata)
-        rows = [row for row, about in known if not wanted or about[SOURCE] in wanted]
+        sources, numbered = self.section.sources, enumerate(batch.metadata)
+        rows = [row for row, metadata in numbered if not sources or metadata[SOURCE] in sources]
         return [row for row in rows if turn_in(batch.metadata[row]) == self.turn] if self.earlier else rows
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
@@ -211,11 +169,7 @@ class Scoring(Stage):
         return batch.take(rows), Scores(values, notes), pa.concat_tables([each.table for each in texts])
 
     def opened(self, shard: Shard, ref: ArtifactRef) -> list[TrajectoryShard]:
-        """Return the shards of an artifact of samples that are scored as one.
-
-        Raises:
-            StoreError: one is not there.
-        """
+        """Return the shards of an artifact of samples that are scored as one."""
         return [self._opened(name, ref) for name in self.parts_of(shard)]
 
     def _opened(self, name: str, ref: ArtifactRef) -> TrajectoryShard:
@@ -227,8 +181,8 @@ class Scoring(Stage):
 
     def read(self, shard: Shard, needs: Needs) -> tuple[Batch, pa.Table]:
         """Return the samples of a shard as the reward needs them, and their table."""
-        found = [self._read(name, needs) for name in self.parts_of(shard)]
-        return joined([batch for batch, _ in found]), pa.concat_tables([table for _, table in found])
+        parts = [self._read(name, needs) for name in self.parts_of(shard)]
+        return joined([batch for batch, _ in parts]), pa.concat_tables([table for _, table in parts])
 
     def _read(self, name: str, needs: Needs) -> tuple[Batch, pa.Table]:
         ref = self.inputs()[0]

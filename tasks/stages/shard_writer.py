@@ -1,4 +1,4 @@
-"""Writes the samples of a shard while the next are made."""
+"""Writes the samples of a shard while the next are sampled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import TracebackType
 import numpy as np
 import xxhash
 
-from storage.artifacts.row_digest import Contents
-from storage.backends.base import FileEntry
-from storage.trajectories.base import Sample, TrajectoryWriter
-from tasks.runs.background_commit import BackgroundCommit
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.trajectories.base import Sample, TrajectoryWriter
+from flowmill.tasks.runs.background_commit import BackgroundCommit
 
 
 class ShardWriter:
@@ -51,7 +51,7 @@ class ShardWriter:
         self._behind.do(lambda: self._write(samples))
 
     def end(self) -> Callable[[], Sequence[FileEntry]]:
-        """Write the rest; return a function that waits for it and gives the known entries of files.
+        """Write the rest; return a function that waits for it and returns the entries of hashed files.
 
         Raises:
             Exception: samples could not be written.
@@ -62,9 +62,9 @@ class ShardWriter:
 
     def _count_repeats(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
-            made = sample.tokens if sample.media is None else sample.media
-            if made is not None:
-                key = (sample.group_id, xxhash.xxh3_128_digest(np.ascontiguousarray(made).data))
+            content = sample.tokens if sample.media is None else sample.media
+            if content is not None:
+                key = (sample.group_id, xxhash.xxh3_128_digest(np.ascontiguousarray(content).data))
                 self.repeats += key in self._seen
                 self._seen.add(key)
 

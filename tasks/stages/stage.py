@@ -14,18 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from storage.artifacts.records import ShardRecord
-from storage.backends.base import FileEntry
-from storage.layout import ArtifactRef
-from storage.maintenance.attempt_claims import Claim, claimed, next_attempt
-from tasks.modalities.modality import Kind, make_kind
-from tasks.specs.graph import Node
-from tasks.specs.identity import StageIdentity
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.attempt_claims import Claim, claimed, next_attempt
+from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.identity import StageIdentity
 
 if TYPE_CHECKING:
-    from models.policies.parts import Part
-    from tasks.runs.context import RunContext
-    from tasks.runtime.host import ModelHost
+    from flowmill.models.policies.parts import Part
+    from flowmill.tasks.runs.context import RunContext
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Output:
     rows: int
     """Rows written."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Figures about the content, equal for equal content."""
+    """Figures of the content, equal for equal content."""
     written: Callable[[], Sequence[FileEntry]] = tuple
     """Waits until all files are written; returns the entries of those whose checksums were taken meanwhile."""
     content: Callable[[], str] = str
@@ -85,11 +85,6 @@ class Stage(StageIdentity):
         return frozenset()
 
     @property
-    def saves_memory(self) -> tuple[str, ...]:
-        """Remedies for too little memory, a sentence each."""
-        return ()
-
-    @property
     def sizes(self) -> Mapping[str, int | None]:
         """The settings of batches that its bytes depend on, as kernels differ with the number of rows."""
         return {}
@@ -125,11 +120,7 @@ class Stage(StageIdentity):
             self._ref = claimed(store, self.ref, Claim(run=self.context.run.name, sizes=self.sizes))
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
-        """Return the artifacts this stage reads, in the order of ``upstream``.
-
-        Raises:
-            NotCommittedError: one has not been made yet.
-        """
+        """Return the artifacts this stage reads, in the order of ``upstream``."""
         if self._inputs is None:
             return tuple(self.context.chain.require(*node).ref for node in self.upstream())
         return self._inputs
@@ -149,7 +140,7 @@ class Stage(StageIdentity):
         """Return all shards of the artifact but the closing ones, in order; committed ones included."""
 
     def closing(self) -> Sequence[Shard]:
-        """Return the shards that are made last, from all others, where the artifact is completed."""
+        """Return the shards that are computed last, from all others, where the artifact is completed."""
         return ()
 
     @abstractmethod
@@ -160,7 +151,7 @@ class Stage(StageIdentity):
         """Hear in every process that worked on a shard that it is committed."""
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Return figures about the whole artifact for its manifest."""
+        """Return figures of the whole artifact for its manifest."""
         return {}
 
     def cleanup(self, ref: ArtifactRef) -> None:
@@ -168,12 +159,8 @@ class Stage(StageIdentity):
 
 
 def make_stage(context: RunContext, host: ModelHost, node: Node) -> Stage:
-    """Return a stage of a run, bound to context and models.
-
-    Raises:
-        ConfigError: there is no such stage, or it does not exist for this epoch or slot.
-    """
-    found = context.chain.identity(node)
-    assert isinstance(found, Stage)
-    found.bind(context, host)
-    return found
+    """Return a stage of a run, bound to context and models."""
+    stage = context.chain.identity(node)
+    assert isinstance(stage, Stage)
+    stage.bind(context, host)
+    return stage

@@ -1,4 +1,4 @@
-"""One execution of a stage: skip, run, commit, report. Everything about it is here, once, for all stages."""
+"""One execution of a stage: skip, run, commit, report. All of it is here, once, for all stages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from configs.errors import CommitLostError
-from configs.import_timing import seconds_of_imports
-from storage.artifacts.collective_publish import ProcessGroup
-from storage.artifacts.lineage import LineageEntry
-from storage.artifacts.records import Manifest, ShardRecord
-from storage.backends.base import FileEntry
-from storage.backends.disk_errors import named_disk
-from tasks.runs.background_commit import BackgroundCommit
-from tasks.runs.memory_errors import enough_memory
-from tasks.runtime.devices import allocator_advice
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.errors import CommitLostError
+from flowmill.configs.exits import without_exits
+from flowmill.storage.artifacts.collective_publish import ProcessGroup
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.artifacts.records import Manifest, ShardRecord
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.backends.disk_errors import named_disk
+from flowmill.tasks.runs.background_commit import BackgroundCommit
+from flowmill.tasks.runs.memory_errors import REMEDIES, enough_memory
+from flowmill.tasks.runtime.devices import allocator_advice
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
 class StageRun:
@@ -32,9 +32,6 @@ class StageRun:
             stage: the stage.
             force: make a new attempt although the work is committed.
             ordered: which attempt it is was decided by who ordered it.
-
-        Raises:
-            NotCommittedError: something the stage reads has not been made yet.
         """
         stage.inputs()
         self.stage = stage
@@ -46,7 +43,7 @@ class StageRun:
         self._manifest: Manifest | None = None
 
     @property
-    def found(self) -> bool:
+    def reused(self) -> bool:
         """Whether the artifact was complete when ``pending`` looked."""
         return self._manifest is not None
 
@@ -63,15 +60,15 @@ class StageRun:
 
     def failed(self, error: Exception) -> Shard | None:
         """Return the shard whose failure an error reports, None if it reports something else."""
-        return next((shard for known, shard in self._failures if known is error), None)
+        return next((shard for failure, shard in self._failures if failure is error), None)
 
     def run_shards(
         self, shards: Iterable[Shard], *, on_commit: Callable[[Sequence[str]], None] = lambda names: None
     ) -> list[str]:
         """Run and commit shards in order; return their names. Committed ones are passed on as they are.
 
-        Where no shard needs another, each is written and committed while the next is worked on, so the next is asked
-        for before the last counts.
+        Where no shard needs another, each is written and committed while the next is worked on, so the next starts
+        before the last counts.
 
         Args:
             shards: the shards.
@@ -86,7 +83,7 @@ class StageRun:
             for shard in shards:
                 names.append(shard.name)
                 try:
-                    commit = partial(finished, self._made(shard))
+                    commit = partial(finished, self._execute(shard))
                 except Exception:
                     # If the shard before failed too, its error is raised.
                     behind.wait()
@@ -104,46 +101,45 @@ class StageRun:
 
     def run_shard(self, shard: Shard) -> ShardRecord:
         """Run and commit one shard; a shard that is committed already is returned as it is."""
-        return self._made(shard)()
+        return self._execute(shard)()
 
-    def _made(self, shard: Shard) -> Callable[[], ShardRecord]:
+    def _execute(self, shard: Shard) -> Callable[[], ShardRecord]:
         """Run a shard unless it is committed; return the function that commits it, on any thread."""
         stage = self.stage
         with self.named(shard), ExitStack() as stack:
-            found = self.store.record(self.ref, shard.name)
-            if found is not None:
+            committed = self.store.record(self.ref, shard.name)
+            if committed is not None:
                 # Another process may have committed other bytes.
                 stage.context.recent.forget(self.ref, shard.name)
-                return lambda: found
+                return lambda: committed
             stack.enter_context(named_disk(self.store.root.disk))
             folder = stack.enter_context(self.store.root.staging())
             if stage.parts:
                 # Earlier computation, for loading or another stage, does not belong to this shard.
                 stage.host.computed()
-            started, imports = time.time(), seconds_of_imports()
+            started = time.time()
             with self._working():
                 output = stage.run(shard, folder)
-            imports = seconds_of_imports() - imports
             producer: dict[str, Any] = {"started": started}
             if stage.parts:
                 host = stage.host
                 producer |= {"memory": host.memory(), **host.computed(), "computed_by": host.facts()}
-            kept = stack.pop_all()
+            resources = stack.pop_all()
 
         def commit() -> ShardRecord:
             with self.named(shard):
-                with kept:
+                with resources:
                     with self._enough_memory():
-                        known = output.written()
-                    producer["seconds"] = round(time.time() - started - imports, 4)
-                    record = self._committed(shard, folder, output, producer, known)
+                        hashed = output.written()
+                    producer["seconds"] = round(time.time() - started, 4)
+                    record = self._committed(shard, folder, output, producer, hashed)
                 stage.committed(record)
             return record
 
         return commit
 
     def _committed(
-        self, shard: Shard, folder: Path, output: Output, producer: Mapping[str, Any], known: Sequence[FileEntry]
+        self, shard: Shard, folder: Path, output: Output, producer: Mapping[str, Any], hashed: Sequence[FileEntry]
     ) -> ShardRecord:
         try:
             return self.store.commit(
@@ -154,7 +150,7 @@ class StageRun:
                 summary=output.summary,
                 producer=producer,
                 company=self._company,
-                known=known,
+                hashed=hashed,
                 content=output.content(),
             )
         except CommitLostError:
@@ -168,14 +164,15 @@ class StageRun:
     def named(self, shard: Shard) -> Iterator[None]:
         """Record the shard of an error inside, see ``failed``."""
         try:
-            yield
+            with without_exits(str(self.stage.node)):
+                yield
         except Exception as error:
             self._failures.append((error, shard))
             raise
 
     def join_shard(self, shard: Shard) -> None:
         """Work on a shard together with the rank that commits it, to which this process adds its part."""
-        with named_disk(self.store.root.disk), self.store.root.staging() as folder:
+        with self.named(shard), named_disk(self.store.root.disk), self.store.root.staging() as folder:
             with self._working():
                 output = self.stage.run(shard, folder)
             output.written()
@@ -192,7 +189,7 @@ class StageRun:
         manifest = None
         with named_disk(self.store.root.disk):
             if not self.stage.spec.grows:
-                # One that another process made meanwhile is found when ours is to be created.
+                # One that another process created meanwhile shows when ours is to be created.
                 manifest = self._manifest or self._completed()
                 self.stage.cleanup(self.ref)
             if not self._restores():
@@ -202,8 +199,8 @@ class StageRun:
 
     def _restores(self) -> bool:
         """Return whether the run has the artifact already, and another attempt at the same work after it."""
-        made = [each.ref for each in self.stage.context.run.made(*self.stage.node)]
-        same = [ref for ref in made if ref.fingerprint == self.ref.fingerprint]
+        refs = [each.ref for each in self.stage.context.run.entries_of(*self.stage.node)]
+        same = [ref for ref in refs if ref.fingerprint == self.ref.fingerprint]
         return self.ref in same and same[-1] != self.ref
 
     def _entry(self) -> LineageEntry:
@@ -234,7 +231,8 @@ class StageRun:
 
     def _enough_memory(self) -> AbstractContextManager[None]:
         stage = self.stage
-        return enough_memory(str(stage.node), stage.saves_memory, lambda: allocator_advice(stage.host.device))
+        remedy = REMEDIES.get(stage.name, "")
+        return enough_memory(str(stage.node), remedy, lambda: allocator_advice(stage.host.device))
 
     def _completed(self) -> Manifest:
         closing = self.stage.closing()

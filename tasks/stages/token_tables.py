@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from configs.errors import CorruptError
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows
-from tasks.advantages.estimators import Earned, TokenEstimator
-from tasks.advantages.tokens import explained_variance
-from tasks.algorithms.token_objectives import masked_sum, token_kl
-from tasks.inputs.components import open_trajectory_store
-from tasks.modalities.reader import RaggedArray
+from flowmill.configs.errors import CorruptError
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.advantages.estimators import Earned, TokenEstimator
+from flowmill.tasks.advantages.tokens import explained_variance
+from flowmill.tasks.algorithms.token_objectives import masked_sum, token_kl
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.modalities.reader import RaggedArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,9 +57,6 @@ class TokenTables:
             inputs: artifacts, of which trajectories and values are read.
             samples: their order.
             form: of the trajectory store.
-
-        Raises:
-            CorruptError: a sample is missing.
         """
         ids = samples.column("sample_id").to_pylist()
         of = {ref.kind: ref for ref in inputs}
@@ -67,8 +64,8 @@ class TokenTables:
         tables = [opener.open(store.files(rolled, record)).table for record in store.shards(rolled)]
         stored = {"log_probs": _by_sample(pa.concat_tables(tables), "log_probs", ids, rolled)}
         for name in ("values", "reference_log_probs"):
-            found = of.get("values")
-            stored[name] = None if found is None else _by_sample(read_rows(store, found), name, ids, found)
+            source = of.get("values")
+            stored[name] = None if source is None else _by_sample(read_rows(store, source), name, ids, source)
         return cls(ids, stored)
 
     def estimate(
@@ -83,56 +80,56 @@ class TokenTables:
             counted: (N,) bool, M of them true.
             kl_coef: weight of the KL in this epoch.
         """
-        kept = counted.nonzero()[:, 0].tolist()
-        log_probs, mask = self._laid_out("log_probs", kept)
-        values, reference = (self._laid_out_or_none(name, kept) for name in ("values", "reference_log_probs"))
+        counting = counted.nonzero()[:, 0].tolist()
+        log_probs, mask = self._laid_out("log_probs", counting)
+        values, reference = (self._laid_out_or_none(name, counting) for name in ("values", "reference_log_probs"))
         kl = None if reference is None else token_kl(log_probs, reference, estimator.kl)
         earned = Earned(scores=scores, groups=groups, mask=mask, kl=kl, values=values, kl_coef=kl_coef)
-        found = estimator.estimate(earned)
-        own = {"advantages": found.advantages, "returns": found.returns}
+        estimate = estimator.estimate(earned)
+        own = {"advantages": estimate.advantages, "returns": estimate.returns}
         columns: dict[str, Any] = {"sample_id": list(self._ids)}
-        columns |= {name: self._column(table, mask, kept) for name, table in own.items()}
-        columns |= {name: self._stored_column(name, kept) for name in ("values", "reference_log_probs")}
-        summary = {"samples": float(len(kept)), "token_count": float(mask.sum())}
+        columns |= {name: self._column(table, mask, counting) for name, table in own.items()}
+        columns |= {name: self._stored_column(name, counting) for name in ("values", "reference_log_probs")}
+        summary = {"samples": float(len(counting)), "token_count": float(mask.sum())}
         if reference is not None:
             for name in ("k1", "k3"):
                 summed = masked_sum(token_kl(log_probs, reference, name), mask)
                 summary["kl" if name == "k1" else "kl_k3"] = float(summed.mean())
             summary["kl_coef"] = kl_coef
         if values is not None:
-            summary["explained_variance"] = explained_variance(values, found.returns, mask)
+            summary["explained_variance"] = explained_variance(values, estimate.returns, mask)
             summary["value_mean"] = float(values[mask].mean())
-            summary["return_mean"] = float(found.returns[mask].mean())
-        means = masked_sum(found.advantages, mask) / mask.sum(-1).clamp(min=1)
+            summary["return_mean"] = float(estimate.returns[mask].mean())
+        means = masked_sum(estimate.advantages, mask) / mask.sum(-1).clamp(min=1)
         return TokenEstimates(of_samples=means, columns=columns, summary=summary)
 
-    def _laid_out(self, name: str, kept: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _laid_out(self, name: str, counting: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the numbers of samples, (M, T) float64, and where they are, (M, T) bool."""
         rows = self._stored[name]
         assert rows is not None
-        chosen = [rows[row] for row in kept]
+        chosen = [rows[row] for row in counting]
         sizes = np.array([len(row) for row in chosen])
         mask = np.arange(int(sizes.max(initial=1)))[None, :] < sizes[:, None]
         full = np.zeros(mask.shape)
         full[mask] = np.concatenate(chosen)
         return torch.from_numpy(full), torch.from_numpy(mask)
 
-    def _laid_out_or_none(self, name: str, kept: Sequence[int]) -> Tensor | None:
-        return None if self._stored[name] is None else self._laid_out(name, kept)[0]
+    def _laid_out_or_none(self, name: str, counting: Sequence[int]) -> Tensor | None:
+        return None if self._stored[name] is None else self._laid_out(name, counting)[0]
 
-    def _column(self, table: Tensor, mask: Tensor, kept: Sequence[int]) -> pa.Array:
+    def _column(self, table: Tensor, mask: Tensor, counting: Sequence[int]) -> pa.Array:
         """Return (M, T) numbers as a column of N lists, null where a sample does not count."""
         rows: list[np.ndarray | None] = [None] * len(self._ids)
-        for place, numbers, chosen in zip(kept, table.float().numpy(), mask.numpy(), strict=True):
+        for place, numbers, chosen in zip(counting, table.float().numpy(), mask.numpy(), strict=True):
             rows[place] = numbers[chosen]
         return pa.array(rows, _LIST)
 
-    def _stored_column(self, name: str, kept: Sequence[int]) -> pa.Array:
-        found = self._stored[name]
-        if found is None:
+    def _stored_column(self, name: str, counting: Sequence[int]) -> pa.Array:
+        values = self._stored[name]
+        if values is None:
             return pa.nulls(len(self._ids), _LIST)
-        known = set(kept)
-        return pa.array([row if place in known else None for place, row in enumerate(found)], _LIST)
+        included = set(counting)
+        return pa.array([row if place in included else None for place, row in enumerate(values)], _LIST)
 
 
 def _by_sample(table: pa.Table, name: str, ids: Sequence[str], ref: ArtifactRef) -> list[np.ndarray] | None:

@@ -1,4 +1,4 @@
-"""The loss of a policy on held-out rows of given data, by the algorithm's own objective and without a gradient."""
+"""The loss of a policy on held-out rows of the data, by the algorithm's own objective and without a gradient."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from configs.fingerprint import canonical_json
-from models.policies.parts import Part
-from storage.artifacts.records import ShardRecord
-from tasks.inputs.given_data import data_of
-from tasks.inputs.option_paths import OptionPath, algorithm_places
-from tasks.specs.graph import HELD_OUT, Node, policy_after
-from tasks.specs.modalities import modality_spec
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import canonical_json
+from flowmill.models.policies.parts import Part
+from flowmill.storage.artifacts.records import ShardRecord
+from flowmill.tasks.inputs.data_section import data_of
+from flowmill.tasks.inputs.option_paths import OptionPath, algorithm_places
+from flowmill.tasks.specs.graph import HELD_OUT, Node, policy_after
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
 class ValidateStage(Stage):
@@ -24,14 +24,9 @@ class ValidateStage(Stage):
     """
 
     collective = True
-    saves_memory = ("Lower execution.micro_batch_size.",)
 
     def take_slot(self) -> None:
-        """Check that there are such rows.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Check that there are such rows."""
         if not self.facts.plan.has_losses:
             raise ConfigError("stage 'validate' needs held-out rows of given data. Set data.heldout.")
 
@@ -70,8 +65,8 @@ class ValidateStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Compute the losses, on all ranks together."""
-        from tasks.training.data import HeldOutData
-        from tasks.training.epoch import TrainingEpoch
+        from flowmill.tasks.training.data import HeldOutData
+        from flowmill.tasks.training.epoch import TrainingEpoch
 
         data = HeldOutData(self.context, self.policy_kind, 0, self.inputs())
         figures, rows = TrainingEpoch(data, self.host, self.ref).losses()

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from models.policies.parts import Part
-from storage.artifacts.row_digest import Contents
-from storage.trajectories.tables import write_rows
-from tasks.inputs.components import open_trajectory_store
-from tasks.modalities.modality import ValueRequest
-from tasks.specs.graph import Node
-from tasks.specs.modalities import modality_spec
-from tasks.specs.run_inputs import critic_identity
-from tasks.specs.steering import start_of
-from tasks.stages.stage import Output, Shard, Stage
+from flowmill.models.policies.parts import Part
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.trajectories.tables import write_rows
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.modalities.modality import ValueRequest
+from flowmill.tasks.specs.graph import Node, policy_after
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.run_inputs import critic_identity
+from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,21 +29,19 @@ class ValueStage(Stage):
     no new values.
     """
 
-    saves_memory = ("Lower execution.micro_batch_size, or set critic.backbone to 'policy'.",)
-
     def options(self) -> Mapping[str, Any]:
         """Which of the two there are, and how they are computed."""
         estimator = self.facts.plan.estimator
-        about: dict[str, Any] = {"reference": estimator.needs_reference}
+        options: dict[str, Any] = {"reference": estimator.needs_reference}
         if estimator.needs_values:
-            about["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
-            about |= critic_identity(self.facts)
-            about["seed"] = self.config.run.seed
-        return {**about, **modality_spec(self.config).value_options(self.config)}
+            options["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
+            options |= critic_identity(self.facts)
+            options["seed"] = self.config.run.seed
+        return {**options, **modality_spec(self.config).value_options(self.config)}
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy that the epoch trains, with its critic, and the trajectories."""
-        return (start_of(self.facts, self.epoch).policy, Node(self.epoch, "rollout"))
+        return (policy_after(self.epoch - 1), Node(self.epoch, "rollout"))
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -72,10 +69,10 @@ class ValueStage(Stage):
         assert record is not None
         opened = open_trajectory_store(self.config.rollout.store).open(store.files(trajectories, record))
         self._valuing.load()
-        found = self.policy_kind.values(self._valuing, opened)
+        values = self.policy_kind.values(self._valuing, opened)
         names = ("sample_id", "prompt_id", "group_id")
         columns = {name: opened.table.column(name).to_pylist() for name in names}
-        ragged = {name: _ragged(rows, len(columns["sample_id"])) for name, rows in found.items()}
+        ragged = {name: _ragged(rows, len(columns["sample_id"])) for name, rows in values.items()}
         write_rows("values", folder, {**columns, **ragged})
 
         def content() -> str:

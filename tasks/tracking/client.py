@@ -24,11 +24,10 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.version import VERSION as MLFLOW_VERSION
 
-from configs.answers import ENCODING
-from configs.errors import TrackingError
-from configs.proxies import by_proxy
-from configs.user_directories import user_cache
-from tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
+from flowmill.configs.answers import ENCODING
+from flowmill.configs.errors import TrackingError
+from flowmill.configs.user_directories import user_cache
+from flowmill.tasks.tracking.locations import ARTIFACTS, database_uri, tracking_folder, tracking_uri
 
 #: Scheme of addresses relative to the artifacts' folder.
 RELATIVE = "mlflow-artifacts:"
@@ -38,16 +37,12 @@ class FolderClient(MlflowClient):
     """Logs to the SQLite file in a folder, and artifacts to the folder next to it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, or create it under a temporary name first, so that a kill leaves no partial file.
-
-        Raises:
-            TrackingError: the database exists but cannot be used.
-        """
+        """Open the database, or create it under a temporary name first, so that a kill leaves no partial file."""
         database = folder / "mlflow.db"
         if not database.exists():
             _make(database)
         _check(database)
-        uri = f"sqlite:///{database}"
+        uri = database_uri(database)
         super().__init__(tracking_uri=uri, registry_uri=uri)
         self._artifacts = folder / ARTIFACTS
 
@@ -70,7 +65,8 @@ class FolderClient(MlflowClient):
 
     def _repository(self, location: str) -> LocalArtifactRepository:
         below = location.removeprefix(RELATIVE).lstrip("/")
-        return LocalArtifactRepository(str(self._artifacts / below))
+        # MLflow decodes a path as if it were a URI.
+        return LocalArtifactRepository((self._artifacts / below).absolute().as_uri())
 
 
 @contextmanager
@@ -79,7 +75,7 @@ def reaching(uri: str, label: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        raise TrackingError(f"{label} could not be logged to {uri}: {first_line(error)}{by_proxy(uri)}") from None
+        raise TrackingError(f"{label} could not be logged to {uri}: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:
@@ -107,12 +103,12 @@ def _check(database: Path) -> None:
     try:
         # Not read-only: the next reader rolls back the unfinished write of a killed process.
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
-            found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+            versions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.DatabaseError as error:
-        found, why = [], str(error)
+        versions, why = [], str(error)
     else:
         why = "it says no version of its tables"
-    if not found:
+    if not versions:
         raise TrackingError(
             f"'{database}' is not a database MLflow can use: {why}. Move it away, then 'flowmill track RUN' logs every "
             "run again from committed artifacts."
@@ -122,17 +118,17 @@ def _check(database: Path) -> None:
 def _make(database: Path) -> None:
     """Create an empty database atomically, or keep one that another process created first."""
     database.parent.mkdir(parents=True, exist_ok=True)
-    _put(database, _copy_known)
+    _put(database, _copy_template)
 
 
-def _copy_known(target: Path) -> None:
+def _copy_template(target: Path) -> None:
     """Copy the cached empty database of this MLflow version; creating one takes a second."""
-    known = user_cache() / f"mlflow-{MLFLOW_VERSION}.db"
+    template = user_cache() / f"mlflow-{MLFLOW_VERSION}.db"
     try:
-        if not known.exists():
-            known.parent.mkdir(parents=True, exist_ok=True)
-            _put(known, _make_empty)
-        shutil.copyfile(known, target)
+        if not template.exists():
+            template.parent.mkdir(parents=True, exist_ok=True)
+            _put(template, _make_empty)
+        shutil.copyfile(template, target)
         _check(target)
     except (OSError, TrackingError):
         # Without a writable home, or with a damaged cache file, this only takes longer.
@@ -141,15 +137,15 @@ def _copy_known(target: Path) -> None:
 
 
 def _make_empty(target: Path) -> None:
-    SqlAlchemyStore(f"sqlite:///{target}", f"{RELATIVE}/").engine.dispose()
+    SqlAlchemyStore(database_uri(target), f"{RELATIVE}/").engine.dispose()
 
 
 def _put(target: Path, make: Callable[[Path], None]) -> None:
     """Make a file in a temporary folder and link it, so that a kill leaves no partial file."""
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=target.parent) as aside:
-        made = Path(aside) / target.name
-        make(made)
-        with made.open("rb") as file:
+        new = Path(aside) / target.name
+        make(new)
+        with new.open("rb") as file:
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(made, target)
+            os.link(new, target)

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.escaping import in_link, in_markdown
-from configs.load import dump_yaml
-from tasks.metrics.alerts import TAG, alert_tag, alerts
-from tasks.metrics.tracked import paragraphs
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.tracking.names import mlflow_name, mlflow_text
-from tasks.tracking.settings import further_settings, parameters
+from flowmill.configs.escaping import in_link, in_markdown
+from flowmill.tasks.inputs.prompts import list_name
+from flowmill.tasks.metrics.alerts import TAG, alert_tag, alerts
+from flowmill.tasks.metrics.tracked import paragraphs
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.tracking.names import mlflow_name, mlflow_text
+from flowmill.tasks.tracking.settings import further_settings, parameters
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,15 +45,15 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     if commit:
         tags["mlflow.source.git.commit"] = commit
     tags["mlflow.note.content"] = description(context, link(orchestrator), done=False)
-    known = client.get_run(run_id)
-    params = {} if known.data.params else parameters(context.config)
+    recorded = client.get_run(run_id)
+    params = {} if recorded.data.params else parameters(context.config)
     client.log_batch(
         run_id,
         tags=[RunTag(mlflow_name("tag", key), mlflow_text(value)) for key, value in tags.items()],
         params=[Param(mlflow_name("param", key), value) for key, value in params.items()],
     )
-    client.log_text(run_id, dump_yaml(context.config), "config.yaml")
-    logged = {each.dataset.name for each in known.inputs.dataset_inputs}
+    client.log_text(run_id, context.config.to_yaml(), "config.yaml")
+    logged = {each.dataset.name for each in recorded.inputs.dataset_inputs}
     missing = [each for each in _dataset_inputs(context) if each.dataset.name not in logged]
     if missing:
         client.log_inputs(run_id, missing)
@@ -68,24 +68,24 @@ def link(orchestrator: Mapping[str, str]) -> str:
 
 def description(context: RunContext, link: str, *, done: bool) -> str:
     """Return ``paragraphs``, alerts and a link in Markdown."""
-    about, *results = map(in_markdown, paragraphs(context, done=done))
+    introduction, *results = map(in_markdown, paragraphs(context, done=done))
     # Warnings come early because the page folds the text after a few lines.
     warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
-    return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
+    return "\n\n".join([f"**{in_markdown(context.run.name)}** {introduction}", *warnings, *results, link])
 
 
 def experiment(client: MlflowClient, context: RunContext) -> str:
     """Return the id of the experiment, which MLflow shows as model training; created if needed."""
-    from tasks.tracking.client import RELATIVE
+    from flowmill.tasks.tracking.client import RELATIVE
 
     name, local = mlflow_name("experiment", context.config.tracking.experiment), context.config.tracking.uri is None
-    found = client.get_experiment_by_name(name)
-    if found is not None and local and not found.artifact_location.startswith(RELATIVE):
+    existing = client.get_experiment_by_name(name)
+    if existing is not None and local and not existing.artifact_location.startswith(RELATIVE):
         # From an earlier version with absolute locations: it stays readable in its place.
-        client.rename_experiment(found.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        found = None
-    if found is not None:
-        return str(found.experiment_id)
+        client.rename_experiment(existing.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        existing = None
+    if existing is not None:
+        return str(existing.experiment_id)
     location = f"{RELATIVE}/{mlflow_name('folder', name)}" if local else None
     kind = {"mlflow.experimentKind": "custom_model_development"}
     return str(client.create_experiment(name, artifact_location=location, tags=kind))
@@ -96,7 +96,9 @@ def datasets(context: RunContext) -> dict[str, tuple[str, str]]:
     prompts = context.config.prompts
     digest = context.prompts_identity
     lists = {"train": prompts.lists("train"), "heldout": prompts.lists("heldout")}
-    named = {split: "+".join(Path(source).stem for source in found.values()) for split, found in lists.items()}
+    named = {
+        split: "+".join(Path(list_name(each)).stem for each in sources.values()) for split, sources in lists.items()
+    }
     return {split: (mlflow_name("dataset", name), digest[:32]) for split, name in named.items() if name}
 
 
@@ -105,7 +107,7 @@ def _dataset_inputs(context: RunContext) -> list[Any]:
 
     manifest = context.store.manifest(context.chain.ref(Node(0, "preprocess")))
     columns = [{"type": "string", "name": name, "required": True} for name in ("prompt_id", "prompt", "metadata")]
-    found = []
+    inputs = []
     for split, (name, digest) in datasets(context).items():
         rows = {} if manifest is None else {"num_rows": manifest.summary[split]}
         dataset = Dataset(
@@ -116,8 +118,8 @@ def _dataset_inputs(context: RunContext) -> list[Any]:
             schema=json.dumps({"mlflow_colspec": columns}),
             profile=json.dumps(rows),
         )
-        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", str(split))]))
-    return found
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", str(split))]))
+    return inputs
 
 
 def _git_commit() -> str | None:

@@ -7,15 +7,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
-from configs.fingerprint import hash_text
-from configs.user_directories import user_state
+from flowmill.configs.fingerprint import hash_text
+from flowmill.configs.user_directories import user_state
 
 #: Name of the folder with images, configs and models, next to the database.
 ARTIFACTS = "mlflow-artifacts"
-#: Name of a view of an experiment's runs, for URLs, and the experiment's tag that stores the view.
-VIEW = "flowmill"
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 #: Without it MLflow may open in the view of language model applications.
 _KIND = "workflowType=machine_learning"
 #: Default address of MLflow in 'flowmill ui'.
@@ -27,7 +25,13 @@ REPORT = "report.html"
 
 def tracking_uri(root: str, configured: str | None) -> str:
     """Return the configured tracking URI, or that of the SQLite file in ``tracking_folder``."""
-    return configured or f"sqlite:///{tracking_folder(root) / 'mlflow.db'}"
+    return configured or database_uri(tracking_folder(root) / "mlflow.db")
+
+
+def database_uri(file: Path) -> str:
+    """Return the tracking URI of an SQLite file, whose path may have characters that mean something in a URI."""
+    # SQLAlchemy would read what follows a question mark as options, and decodes nothing.
+    return f"sqlite:///file:{quote(str(file))}?uri=true" if "?" in str(file) else f"sqlite:///{file}"
 
 
 def tracking_folder(root: str) -> Path:
@@ -68,18 +72,14 @@ def _note_of(root: str) -> Path:
 
 
 def runs_page(root: str) -> str:
-    """Return the path, below MLflow's address, of the list of a store's runs with their scores."""
+    """Return the path, below MLflow's address, of the list of a store's runs."""
     database = tracking_folder(root) / "mlflow.db"
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute("SELECT experiment_id FROM runs ORDER BY start_time DESC LIMIT 1").fetchone()
-            view = connection.execute(
-                "SELECT 1 FROM experiment_tags WHERE experiment_id = ? AND key = ?", (*(found or (0,)), VIEW_TAG)
-            ).fetchone()
+            row = connection.execute("SELECT experiment_id FROM runs ORDER BY start_time DESC LIMIT 1").fetchone()
     except sqlite3.Error:
         # No run is tracked yet.
-        found = view = None
-    if found is None:
+        row = None
+    if row is None:
         return f"/#/experiments?{_KIND}"
-    named = f"&viewStateShareKey={VIEW}" if view else ""
-    return f"/#/experiments/{found[0]}/runs?{_KIND}{named}"
+    return f"/#/experiments/{row[0]}/runs?{_KIND}"

@@ -18,11 +18,11 @@ from uuid import NAMESPACE_URL, uuid5
 
 from PIL import Image
 
-from configs.escaping import visible
-from tasks.metrics.image_grids import squared
-from tasks.metrics.points import Point
-from tasks.metrics.texts import Text
-from tasks.tracking.names import epoch_digits, mlflow_name
+from flowmill.configs.escaping import visible
+from flowmill.tasks.metrics.image_grids import squared
+from flowmill.tasks.metrics.points import Point
+from flowmill.tasks.metrics.texts import Text
+from flowmill.tasks.tracking.names import epoch_digits, mlflow_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,10 +36,10 @@ def log_picture(client: MlflowClient, run_id: str, path: Path, *, key: str, step
 
     Earlier versions did not pad the step with zeros; their files keep their names.
     """
-    known = {Path(each.path).name for each in client.list_artifacts(run_id, _FOLDER)}
+    existing = {Path(each.path).name for each in client.list_artifacts(run_id, _FOLDER)}
     earlier, name = (_name(key, digits, time_ms) for digits in (str(step), epoch_digits(step)))
-    name = earlier if f"{earlier}.png" in known else name
-    with tempfile.TemporaryDirectory() as folder, Image.open(path) as image:
+    name = earlier if f"{earlier}.png" in existing else name
+    with tempfile.TemporaryDirectory() as folder, Image.open(path, formats=["PNG"]) as image:
         full, shown = Path(folder) / f"{name}.png", Path(folder) / f"{name}+compressed.webp"
         shutil.copyfile(path, full)
         squared(image.convert("RGB")).save(shown, quality=_QUALITY)
@@ -56,7 +56,7 @@ def _name(key: str, step: str, time_ms: int) -> str:
 
 #: Tag that lists the artifacts MLflow can show as tables, also for a comparison of runs.
 _TAG = "mlflow.loggedArtifacts"
-#: Number of earlier tables kept in the list, as a tag's value is limited.
+#: Number of earlier tables in the list, as a tag's value is limited.
 _MOST = 30
 
 

@@ -13,9 +13,9 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from configs.escaping import in_markdown
-from tasks.metrics.tracked import EvaluationContent
-from tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
+from flowmill.configs.escaping import in_markdown
+from flowmill.tasks.metrics.tracked import EvaluationContent
+from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
 
 SUPERSEDED = "flowmill.superseded"
 """Tag of runs and versions that are superseded."""
@@ -116,13 +116,13 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
     _ensure_model(client, name)
     versions = list(client.search_model_versions(f"name = '{name}'"))
     own = [version for version in versions if version.tags.get("flowmill.run") == owner.run]
-    made = [version for version in own if version.run_id == owner.run_id]
-    same = [version for version in made if version.tags.get("flowmill.digest") == export.digest]
+    of_run = [version for version in own if version.run_id == owner.run_id]
+    same = [version for version in of_run if version.tags.get("flowmill.digest") == export.digest]
     if not same:
-        made.append(_new_version(client, owner, name, evaluation, export))
-        own.append(made[-1])
-    _note_version(client, owner, (same or made)[-1])
-    current = [version for version in made if version.tags.get("flowmill.policy") == export.policy]
+        of_run.append(_new_version(client, owner, name, evaluation, export))
+        own.append(of_run[-1])
+    _note_version(client, owner, (same or of_run)[-1])
+    current = [version for version in of_run if version.tags.get("flowmill.policy") == export.policy]
     for version in own:
         _supersede(client, version, version not in current)
     others = [version for version in versions if version not in own and SUPERSEDED not in version.tags]
@@ -175,27 +175,27 @@ def _note_version(client: MlflowClient, owner: Owner, version: Any) -> None:
     """Note in a logged model, if it still exists, its registered version, as ``mlflow.register_model`` does."""
     entry = {"name": version.name, "version": version.version}
     for model in _of_run(client, owner.experiment_id, owner.run_id):
-        known = json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
-        if model.model_id == version.tags.get("flowmill.logged_model") and entry not in known:
-            client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps([*known, entry])})
+        recorded = json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
+        if model.model_id == version.tags.get("flowmill.logged_model") and entry not in recorded:
+            client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps([*recorded, entry])})
 
 
 def _find(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
-    wanted = (evaluation.policy, evaluation.identity)
+    expected = (evaluation.policy, evaluation.identity)
     for model in _of_run(client, owner.experiment_id, owner.run_id):
-        if (model.tags.get("flowmill.policy"), model.tags.get("flowmill.evaluation")) == wanted:
+        if (model.tags.get("flowmill.policy"), model.tags.get("flowmill.evaluation")) == expected:
             return model
     return None
 
 
 def _of_run(client: MlflowClient, experiment_id: str, run_id: str) -> Sequence[Any]:
-    found, token = [], None
+    models, token = [], None
     while True:
         page = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", page_token=token)
-        found += list(page)
+        models += list(page)
         token = page.token
         if not token:
-            return found
+            return models
 
 
 def _is_there(client: MlflowClient, run_id: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from configs.fingerprint import hash_text
+from flowmill.configs.fingerprint import hash_text
 
 #: Hexadecimal digits of the digest at the end of a changed name.
 _DIGITS = 8
@@ -57,14 +57,14 @@ def mlflow_name(kind: str, name: str) -> str:
         name: the name.
     """
     rule = RULES[kind]
-    kept = rule.refused.sub("-", name)
+    accepted = rule.refused.sub("-", name)
     if rule.is_path:
-        kept = "/".join(each for each in kept.split("/") if each not in ("", ".", ".."))
+        accepted = "/".join(each for each in accepted.split("/") if each not in ("", ".", ".."))
         # MLflow treats every name that begins with '..' as a path that leads up.
-        kept = kept.lstrip(".") if kept.startswith("..") else kept
-    if kept == name and name.strip() and len(name) <= rule.limit:
+        accepted = accepted.lstrip(".") if accepted.startswith("..") else accepted
+    if accepted == name and name.strip() and len(name) <= rule.limit:
         return name
-    return f"{kept[: rule.limit - _DIGITS - 1].rstrip(' /')}-{hash_text(name)[:_DIGITS]}"
+    return f"{accepted[: rule.limit - _DIGITS - 1].rstrip(' /')}-{hash_text(name)[:_DIGITS]}"
 
 
 def epoch_digits(epoch: int) -> str:

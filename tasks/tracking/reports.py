@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from configs.errors import TrackingError
-from configs.escaping import command
-from tasks.runs.context import RunContext
-from tasks.tracking.locations import REPORT, tracking_uri
-from tasks.tracking.tracker import SERIES
+from flowmill.configs.errors import TrackingError
+from flowmill.configs.escaping import command
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.tracking.locations import REPORT, tracking_uri
+from flowmill.tasks.tracking.tracker import SERIES
 
 
 def log_report(context: RunContext, html: str) -> str:
-    """Log a report to a run's MLflow run, replacing an earlier report, and return its location.
-
-    Raises:
-        TrackingError: the run has no MLflow run, or the tracker cannot be reached.
-    """
-    from tasks.tracking.client import open_client, reaching
+    """Log a report to a run's MLflow run, replacing an earlier report, and return its location."""
+    from flowmill.tasks.tracking.client import open_client, reaching
 
     uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
     note = context.run.newest(SERIES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.load import flatten
-from configs.schema import RunConfig
+from flowmill.configs.load import flatten
+from flowmill.configs.schema import RunConfig
 
 #: Settings logged as parameters, the others are tags: MLflow shows all parameters above each image grid.
 _PARAMETERS = (

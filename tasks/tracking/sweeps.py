@@ -7,13 +7,13 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.escaping import in_cell
-from tasks.metrics.sweep import Outcome
-from tasks.runs.context import RunContext
-from tasks.tracking.client import open_client, reaching
-from tasks.tracking.descriptions import experiment
-from tasks.tracking.locations import REPORT, tracking_uri
-from tasks.tracking.names import mlflow_name
+from flowmill.configs.escaping import in_cell
+from flowmill.tasks.metrics.sweep import Outcome
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.tracking.client import open_client, reaching
+from flowmill.tasks.tracking.descriptions import experiment
+from flowmill.tasks.tracking.locations import REPORT, tracking_uri
+from flowmill.tasks.tracking.names import mlflow_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,29 +32,22 @@ class SweepRun:
         Args:
             context: the context of one of the sweep's runs; all have the same tracker.
             name: name of the sweep.
-
-        Raises:
-            TrackingError: the tracker cannot be reached.
         """
         self._uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
         with reaching(self._uri, "The sweep"):
             self._client: MlflowClient = open_client(context.store.root.uri, context.config.tracking.uri)
             where = experiment(self._client, context)
-            found = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'", max_results=1)
+            runs = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'", max_results=1)
             run = (
-                found[0]
-                if found
+                runs[0]
+                if runs
                 else self._client.create_run(where, run_name=mlflow_name("run", name), tags={_SWEEP: name})
             )
             self.run_id = str(run.info.run_id)
             self._client.update_run(self.run_id, status="RUNNING")
 
     def end(self, outcomes: Sequence[Outcome], report: str, *, done: bool) -> None:
-        """Log the table and the report, and end the run.
-
-        Raises:
-            TrackingError: the tracker cannot be reached.
-        """
+        """Log the table and the report, and end the run."""
         with reaching(self._uri, "The sweep"):
             self._client.log_text(self.run_id, _table(outcomes), TABLE)
             self._client.log_text(self.run_id, report, REPORT)

@@ -18,28 +18,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import NotCommittedError
-from configs.escaping import command
-from configs.fingerprint import hash_text
-from configs.proxies import by_proxy
-from tasks.inputs.weight_sources import exported_folder
-from tasks.metrics import tracked
-from tasks.metrics.alerts import TAG, alert_tag
-from tasks.metrics.evaluations import finished_evaluations, named_evaluations
-from tasks.metrics.tracked import Content, EvaluationContent
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.runs.staleness import is_complete
-from tasks.specs.graph import Node, policy_after
-from tasks.tracking.descriptions import datasets, describe, description, experiment, link
-from tasks.tracking.locations import tracking_uri
-from tasks.tracking.logged import metric_of
-from tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
+from flowmill.configs.errors import NotCommittedError
+from flowmill.configs.escaping import command
+from flowmill.configs.fingerprint import hash_text
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics import tracked
+from flowmill.tasks.metrics.alerts import TAG, alert_tag
+from flowmill.tasks.metrics.evaluations import finished_evaluations, named_evaluations
+from flowmill.tasks.metrics.tracked import Content, EvaluationContent
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.staleness import is_complete
+from flowmill.tasks.specs.graph import Node, policy_after
+from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, link
+from flowmill.tasks.tracking.locations import tracking_uri
+from flowmill.tasks.tracking.logged import metric_of
+from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tasks.tracking.models import Export, Owner
+    from flowmill.tasks.tracking.models import Export, Owner
 
 SERIES = "tracking"
 #: The UI hides tags with MLflow's own prefix.
@@ -91,9 +90,9 @@ class Tracker:
 
     def log_epoch(self, epoch: int) -> None:
         """Log rewards, advantages, optimizer updates and times of a finished epoch."""
-        made = tracked.epoch_content(self.context.chain, epoch)
-        if made is not None:
-            self._jobs.put(lambda: self._log_epoch(made))
+        content = tracked.epoch_content(self.context.chain, epoch)
+        if content is not None:
+            self._jobs.put(lambda: self._log_epoch(content))
 
     def log_alerts(self) -> None:
         """Tag the run with all alerts so far, each once with the epoch where it begins."""
@@ -102,18 +101,18 @@ class Tracker:
 
     def log_evaluation(self, epoch: int) -> None:
         """Log scores and image grids of an evaluation, and the policy as a logged model with these scores."""
-        made = tracked.evaluation_content(self.context.chain, epoch)
-        if made is not None:
-            self._jobs.put(lambda: self._log_evaluation(made))
+        content = tracked.evaluation_content(self.context.chain, epoch)
+        if content is not None:
+            self._jobs.put(lambda: self._log_evaluation(content))
 
     def log_side_evaluations(self) -> None:
         """Log the additional evaluations, each under its own name."""
-        for made in tracked.side_contents(self.context.chain):
-            self._jobs.put(partial(self._log_evaluation, made))
+        for content in tracked.side_contents(self.context.chain):
+            self._jobs.put(partial(self._log_evaluation, content))
 
     def log_export(self, epoch: int) -> None:
         """Register the model of an evaluated epoch; ``champion`` is the run's last model, or that of a better run."""
-        from tasks.tracking.models import Export
+        from flowmill.tasks.tracking.models import Export
 
         chain = self.context.chain
         ref = chain.target(Node(epoch, "export"))
@@ -123,9 +122,9 @@ class Tracker:
             digest=self.context.store.require(ref).digest,
             policy=str(chain.ref(policy_after(self.context.config.run.epochs))),
         )
-        made = tracked.evaluation_content(chain, epoch)
-        if made is not None:
-            self._jobs.put(lambda: self._register(export, made))
+        content = tracked.evaluation_content(chain, epoch)
+        if content is not None:
+            self._jobs.put(lambda: self._register(export, content))
 
     def url(self, timeout: float = 60.0) -> str | None:
         """Return the run's address in the MLflow UI: a URL for a server, a path below the UI otherwise."""
@@ -139,11 +138,6 @@ class Tracker:
         """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
         done = status == "FINISHED"
         text = description(self.context, link(self._orchestrator), done=True) if done else None
-        if done and self._attends:
-            from tasks.tracking.data_logging import data_logger
-
-            log = data_logger(self.context)
-            self._jobs.put(lambda: log(self._client, str(self.run_id)))
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -156,8 +150,8 @@ class Tracker:
             begun = time.monotonic()
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
-                self.failure = f"{type(error).__name__}: {error}".partition("\n")[0] + by_proxy(self.uri)
+            except BaseException as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
+                self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
                 how = command("flowmill", "track", self.context.run.name)
                 self.context.reporter.message(
                     f"MLflow at {self.uri} failed ({self.failure}). The run continues; '{how}' or the next "
@@ -170,7 +164,7 @@ class Tracker:
 
     @property
     def _client(self) -> MlflowClient:
-        from tasks.tracking.client import open_client
+        from flowmill.tasks.tracking.client import open_client
 
         if self._opened is None:
             self._opened = open_client(self.context.store.root.uri, self.context.config.tracking.uri)
@@ -179,14 +173,14 @@ class Tracker:
     def _current(self) -> list[Content]:
         """Return the content of all committed epochs and evaluations of the run."""
         chain = self.context.chain
-        found: list[Content | None] = []
+        contents: list[Content | None] = []
         for key, read in self._readers(chain):
             try:
-                found.append(read())
+                contents.append(read())
             except NotCommittedError:
-                # Lost and not made again yet, or removed: its logged data stays.
+                # Lost and not computed again yet, or removed: its logged data stays.
                 self._unknown.add(key)
-        return [each for each in found if each is not None]
+        return [each for each in contents if each is not None]
 
     def _readers(self, chain: Chain) -> Iterator[tuple[str, Callable[[], Content | None]]]:
         """Yield a reader for each epoch and each evaluation, with its key in ``_logged``."""
@@ -199,27 +193,27 @@ class Tracker:
 
     def _start(self, current: Sequence[Content], *, complete: bool) -> None:
         self.experiment_id = experiment(self._client, self.context)
-        known = self._known_run()
-        now = {_key(made): made.identity for made in current}
+        earlier = self._earlier_run()
+        now = {_key(content): content.identity for content in current}
         logged = {key: identity for key, identity in self._logged.items() if key not in self._unknown}
         fits = self._readable and all(now.get(key) == identity for key, identity in logged.items())
-        if known is not None and fits:
-            self.run_id = known
+        if earlier is not None and fits:
+            self.run_id = earlier
             # The run is complete: leave its MLflow state unchanged, including the end time.
             self._attends = self._attends and not (complete and self._ended)
         elif self._attends:
-            self._begin_run(known)
+            self._begin_run(earlier)
         if self._attends:
             self._client.update_run(str(self.run_id), status="RUNNING")
             describe(self._client, str(self.run_id), self.context, self._orchestrator)
             self._start_monitor()
         self._started.set()
         # MLflow's tables list metrics in the order of their first logging: evaluations first.
-        ordered = sorted(current, key=lambda made: not isinstance(made, EvaluationContent))
-        for made in ordered if self.run_id is not None else ():
-            self._log_evaluation(made) if isinstance(made, EvaluationContent) else self._log_epoch(made)
+        ordered = sorted(current, key=lambda content: not isinstance(content, EvaluationContent))
+        for content in ordered if self.run_id is not None else ():
+            self._log_evaluation(content) if isinstance(content, EvaluationContent) else self._log_epoch(content)
 
-    def _known_run(self) -> str | None:
+    def _earlier_run(self) -> str | None:
         """Return the id of the existing MLflow run, if any, and read the list of its logged entries."""
         from mlflow.exceptions import MlflowException
 
@@ -244,7 +238,7 @@ class Tracker:
 
     def _begin_run(self, old: str | None) -> None:
         """Create an MLflow run; put away an old one with outdated entries."""
-        from tasks.tracking.models import put_away
+        from flowmill.tasks.tracking.models import put_away
 
         if old is not None:
             gone = put_away(self._client, str(self.experiment_id), old)
@@ -258,56 +252,53 @@ class Tracker:
         self.run_id = self._client.create_run(str(self.experiment_id), run_name=name).info.run_id
         self.context.run.add(self._series, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
 
-    def _log_epoch(self, made: Content) -> None:
-        if _key(made) not in self._logged:
-            self._batch(made, [metric_of(point, made.time_ms) for point in made.points])
+    def _log_epoch(self, content: Content) -> None:
+        if _key(content) not in self._logged:
+            self._batch(content, [metric_of(point, content.time_ms) for point in content.points])
 
-    def _log_evaluation(self, made: EvaluationContent) -> None:
-        from tasks.tracking.logged import log_picture, log_texts
-        from tasks.tracking.models import logged_model
-        from tasks.tracking.views import show_scores
+    def _log_evaluation(self, content: EvaluationContent) -> None:
+        from flowmill.tasks.tracking.logged import log_picture, log_texts
+        from flowmill.tasks.tracking.models import logged_model
 
-        if _key(made) in self._logged:
+        if _key(content) in self._logged:
             return
-        prefix = f"eval-{made.name}" if made.name else "eval"
-        for split, path in made.images.items():
+        prefix = f"eval-{content.name}" if content.name else "eval"
+        for split, path in content.images.items():
             place = f"{prefix}/{split}"
-            log_picture(self._client, str(self.run_id), path, key=place, step=made.epoch, time_ms=made.time_ms)
-        for split, folder in made.clips:
-            place = f"{mlflow_name('folder', f'{prefix}/{split}')}/clips/epoch_{epoch_digits(made.epoch)}"
+            log_picture(self._client, str(self.run_id), path, key=place, step=content.epoch, time_ms=content.time_ms)
+        for split, folder in content.clips:
+            place = f"{mlflow_name('folder', f'{prefix}/{split}')}/clips/epoch_{epoch_digits(content.epoch)}"
             self._client.log_artifacts(str(self.run_id), str(folder), place)
-        for split, texts in made.texts.items():
-            log_texts(self._client, str(self.run_id), texts, place=f"{prefix}/{split}", epoch=made.epoch)
-        model = None if made.name else logged_model(self._client, self._owner(), made).model_id
+        for split, texts in content.texts.items():
+            log_texts(self._client, str(self.run_id), texts, place=f"{prefix}/{split}", epoch=content.epoch)
+        model = None if content.name else logged_model(self._client, self._owner(), content).model_id
         sets = datasets(self.context)
-        named = {point: sets[point.split] for point in made.points if point.split in sets}
-        points = [metric_of(point, made.time_ms, model=model, dataset=named.get(point)) for point in made.points]
-        if not made.name:
-            show_scores(self._client, str(self.experiment_id), made)
+        named = {point: sets[point.split] for point in content.points if point.split in sets}
+        points = [metric_of(point, content.time_ms, model=model, dataset=named.get(point)) for point in content.points]
         # Last: entries noted as logged are skipped from now on.
-        self._batch(made, points)
+        self._batch(content, points)
 
-    def _batch(self, made: Content, metrics: Sequence[Any]) -> None:
+    def _batch(self, content: Content, metrics: Sequence[Any]) -> None:
         """Log points in chunks; the call with the last chunk also notes them as logged."""
         from mlflow.entities import RunTag
 
-        self._logged[_key(made)] = made.identity
-        position = list(self._logged).index(_key(made)) // _PER_TAG
+        self._logged[_key(content)] = content.identity
+        position = list(self._logged).index(_key(content)) // _PER_TAG
         part = dict(list(self._logged.items())[position * _PER_TAG : (position + 1) * _PER_TAG])
         tag = RunTag(f"{_LOGGED}.{position:03d}", json.dumps(part))
         for start in range(0, max(1, len(metrics)), _PER_CALL):
             chunk, last = list(metrics[start : start + _PER_CALL]), start + _PER_CALL >= len(metrics)
             self._client.log_batch(str(self.run_id), metrics=chunk, tags=[tag] if last else [])
 
-    def _register(self, export: Export, made: EvaluationContent) -> None:
-        from tasks.tracking.models import register
+    def _register(self, export: Export, content: EvaluationContent) -> None:
+        from flowmill.tasks.tracking.models import register
 
         name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
         name = mlflow_name("registered model", name)
-        register(self._client, self._owner(), name, made, export)
+        register(self._client, self._owner(), name, content, export)
 
     def _owner(self) -> Owner:
-        from tasks.tracking.models import Owner
+        from flowmill.tasks.tracking.models import Owner
 
         return Owner(
             run=self.context.run.name,
@@ -345,5 +336,5 @@ def log_side_evaluations(context: RunContext) -> None:
     tracker.close("FINISHED")
 
 
-def _key(made: Content) -> str:
-    return mlflow_name("entry", made.key)
+def _key(content: Content) -> str:
+    return mlflow_name("entry", content.key)

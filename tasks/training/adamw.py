@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from configs.schema import OptimizeSection
-from tasks.training.optimizers import adamw_settings
+from flowmill.configs.schema import OptimizeSection
+from flowmill.tasks.training.optimizers import adamw_settings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from configs.extras import require_extra
-from configs.schema import OptimizeSection
-from models.weights.sharding import spread_like
-from tasks.training.optimizers import adamw_settings
+from flowmill.configs.extras import require_extra
+from flowmill.configs.schema import OptimizeSection
+from flowmill.models.weights.sharding import spread_like
+from flowmill.tasks.training.optimizers import adamw_settings
 
 require_extra("8bit", "torchao", label="optimize.optimizer 'adamw8bit'")
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit  # type: ignore[import-untyped]  # noqa: E402
@@ -70,26 +70,26 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
 
         An 8-bit moment is stored as ``codes`` (uint8, the parameter's shape) and ``scale`` (float32, (rows, blocks)).
         """
-        found: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         for kind, value in self.state.get(parameter, {}).items():
-            held = value.to_local() if isinstance(value, DTensor) else value
-            if not isinstance(held, OptimState8bit):
-                found[kind] = value
+            state = value.to_local() if isinstance(value, DTensor) else value
+            if not isinstance(state, OptimState8bit):
+                moments[kind] = value
                 continue
             rows = parameter.shape[0]
-            scale = held.scale.view(held.codes.shape[0], -1)
-            found[f"{kind}.codes"] = spread_like(value, held.codes, parameter.shape)
-            found[f"{kind}.scale"] = spread_like(value, scale, torch.Size((rows, scale.shape[1])))
-        return found
+            scale = state.scale.view(state.codes.shape[0], -1)
+            moments[f"{kind}.codes"] = spread_like(value, state.codes, parameter.shape)
+            moments[f"{kind}.scale"] = spread_like(value, scale, torch.Size((rows, scale.shape[1])))
+        return moments
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
         """Return zeros for one moment of a parameter, in 8 bits if its rows divide into blocks."""
-        held = p.to_local() if isinstance(p, DTensor) else p
+        part = p.to_local() if isinstance(p, DTensor) else p
         block = block_size(p.shape)
         if block is None:
             return torch.zeros_like(p)
-        made: Tensor = OptimState8bit.zeros(held.shape, signed, block, held.device, dtype=p.dtype)
-        return spread_like(p, made, p.shape)
+        buffer: Tensor = OptimState8bit.zeros(part.shape, signed, block, part.device, dtype=p.dtype)
+        return spread_like(p, buffer, p.shape)
 
 
 def block_size(shape: torch.Size) -> int | None:

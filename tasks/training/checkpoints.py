@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from types import TracebackType
 
-from storage.artifacts.checkpoints import commit_checkpoint
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from tasks.runs.background_commit import BackgroundCommit
-from tasks.runtime.ranks import Ranks
-from tasks.training.loop import TrainerState
-from tasks.training.state import StateCopy
+from flowmill.storage.artifacts.checkpoints import commit_checkpoint
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.runs.background_commit import BackgroundCommit
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.training.loop import TrainerState
+from flowmill.tasks.training.state import StateCopy
 
 
 class Checkpoints:
@@ -50,10 +50,10 @@ class Checkpoints:
         with ExitStack() as stack:
             folder = stack.enter_context(self._store.root.staging())
             copy = StateCopy(state, folder, self._ranks)
-            kept = stack.pop_all()
+            resources = stack.pop_all()
 
         def commit() -> None:
-            with kept:
+            with resources:
                 copy.finish()
                 commit_checkpoint(self._store, self._ref, update, folder, self._ranks)
 

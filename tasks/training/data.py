@@ -10,27 +10,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.errors import CorruptError, DataError
-from configs.schema import RunConfig
-from storage.layout import ArtifactRef
-from storage.trajectories.base import TrajectoryShard
-from storage.trajectories.gradients import StoredGradients
-from storage.trajectories.tables import read_rows
-from tasks.advantages.given import given_advantages
-from tasks.algorithms.base import Algorithm
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.given_data import data_of
-from tasks.modalities.gradients import RewardGradients
-from tasks.modalities.modality import Kind, Training
-from tasks.modalities.rows import Units, plan_updates
-from tasks.modalities.sample_set import SampleSet
-from tasks.specs.steering import DECISIONS
+from flowmill.configs.errors import CorruptError, DataError
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.storage.trajectories.gradients import StoredGradients
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.advantages.ratings import advantages_of_ratings
+from flowmill.tasks.algorithms.base import Algorithm
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.data_section import data_of
+from flowmill.tasks.modalities.gradients import RewardGradients
+from flowmill.tasks.modalities.modality import Kind, Training
+from flowmill.tasks.modalities.rows import Units, plan_updates
+from flowmill.tasks.modalities.sample_set import SampleSet
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
-    from tasks.runtime.host import ModelHost
+    from flowmill.tasks.runs.context import RunContext
+    from flowmill.tasks.runtime.host import ModelHost
 
-#: Reasons why given samples train nothing: if an algorithm compares those of one prompt, and if each counts for itself.
+#: Reasons why ingested samples train nothing: if an algorithm compares those of a prompt, and if each counts alone.
 _NO_PAIR = (
     "no prompt has two samples of different ratings, and optimize.algorithm '{}' compares samples of one prompt. Give "
     "such samples, or use 'kto', which learns from single ratings, or 'sft'."
@@ -52,12 +50,11 @@ class TrainingData:
             kind: the policy's kind.
             epoch: the epoch.
             inputs: the previous policy, then trajectories, advantages and, if stored, gradients of this epoch and of
-                the replayed ones; with the decision where to start, if the run has one.
+                the replayed ones.
         """
         self.context, self.kind, self.epoch = context, kind, epoch
-        self.policy, *rest = (ref for ref in inputs if ref.kind != DECISIONS)
-        rates = [context.store.require(ref).summary["rate"] for ref in inputs if ref.kind == DECISIONS]
-        self.config = _slower(context.config, *rates)
+        self.policy, *rest = inputs
+        self.config = context.config
         # Each epoch has trajectories, advantages and, if stored, the gradient of each reward.
         each = 2 + (len(self.config.rewards) if self.context.plan.has_gradients else 0)
         self._trajectories, self._advantages = rest[::each], rest[1::each]
@@ -72,8 +69,8 @@ class TrainingData:
         """Return the samples; batches need a host."""
         advantages = self.earned()
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
-        if self.context.plan.given:
-            # An epoch trains on some of the given samples.
+        if self.context.plan.has_data:
+            # An epoch trains on some of the ingested samples.
             chosen = advantages.column("sample_id").combine_chunks()
             shards = [part for shard in shards if (part := shard.only(chosen)).table.num_rows]
         training = Training(
@@ -84,27 +81,26 @@ class TrainingData:
             gradients=self._followed() if self.context.plan.has_gradients else None,
         )
         requires, replay = self.algorithm.requires, self.config.optimize.replay
-        found = self.kind.training_set(training, shards, advantages, requires)
+        samples = self.kind.training_set(training, shards, advantages, requires)
         if replay is not None:
-            found.choose(replay, requires)
-        return found
+            samples.choose(replay, requires)
+        return samples
 
     def earned(self) -> pa.Table:
         """Return the advantages of all samples."""
         return pa.concat_tables([self._earned(ref) for ref in self._advantages])
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
-        """Return the advantages of samples, and of tokens or modalities if stored."""
+        """Return the advantages of samples, and of tokens if stored."""
         store = self.context.store
         table = read_rows(store, advantages)
-        further = ["token_advantages"] * self.context.plan.estimator.per_token
-        further += ["modality_advantages"] * any(reward.modality is not None for reward in self.config.rewards)
-        for kind in further:
-            parts = read_rows(store, advantages, kind)
-            if parts.column("sample_id") != table.column("sample_id"):
-                raise CorruptError(f"{advantages} has {kind.replace('_', ' ')} of samples other than its own.")
-            for name in parts.column_names[1:]:
-                table = table.append_column(parts.schema.field(name), parts.column(name))
+        if not self.context.plan.estimator.per_token:
+            return table
+        parts = read_rows(store, advantages, "token_advantages")
+        if parts.column("sample_id") != table.column("sample_id"):
+            raise CorruptError(f"{advantages} has token advantages of samples other than its own.")
+        for name in parts.column_names[1:]:
+            table = table.append_column(parts.schema.field(name), parts.column(name))
         return table
 
     def _followed(self) -> RewardGradients:
@@ -126,7 +122,7 @@ class TrainingData:
         return plan_updates(units, updates=updates, inner_epochs=inner, seed=seed, epoch=self.epoch)
 
     def _without_units(self) -> None:
-        """Say why the epoch trains nothing; refuse given samples if none of them can be trained on."""
+        """Say why the epoch trains nothing; refuse ingested samples if none of them can be trained on."""
         data, say, at = self.config.data, self.context.reporter.message, f"epoch {self.epoch}"
         if data is None:
             say(f"{at}: in every group all rewards are equal: nothing to learn, the policy stays.")
@@ -145,7 +141,7 @@ class TrainingData:
 
     @property
     def _predicted(self) -> bool:
-        """Whether the trained policy made all samples, so that their stored predictions are still valid."""
+        """Whether the trained policy sampled all samples, so that their stored predictions are still valid."""
         made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
         return made_by_it and self._stored_predictions
 
@@ -160,18 +156,10 @@ class TrainingData:
 
 
 class HeldOutData(TrainingData):
-    """All held-out rows of given data, with the advantages that they would have in training."""
+    """All held-out rows of the data, with the advantages that they would have in training."""
 
     def earned(self) -> pa.Table:
         """Return the advantages of all rows."""
         table = read_rows(self.context.store, self._trajectories[0], "rewards")
-        advantages = given_advantages(table.column("reward").to_numpy(), data_of(self.config))
+        advantages = advantages_of_ratings(table.column("reward").to_numpy(), data_of(self.config))
         return table.append_column("advantage", pa.array(advantages))
-
-
-def _slower(config: RunConfig, rate: float = 1.0) -> RunConfig:
-    """Return the config with ``rate`` times the learning rate."""
-    if rate == 1:
-        return config
-    section = config.optimize.model_copy(update={"learning_rate": rate * config.optimize.learning_rate})
-    return config.model_copy(update={"optimize": section})

@@ -8,34 +8,38 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from configs.advantages import ReplaySection
-from configs.errors import DataError
-from models.weights.ema import Ema
-from models.weights.sharding import between
-from storage.artifacts.checkpoints import latest_checkpoint
-from storage.layout import ArtifactRef
-from tasks.algorithms.base import Batch, Models, Requirements
-from tasks.inputs.weight_sources import ABOUT_POLICY, Weights, policy_folder, tensor_files
-from tasks.modalities.rows import Units, micro_batches, padded, rows_among
-from tasks.modalities.sample_set import Correctable, SampleSet
-from tasks.runtime.ranks import Ranks
-from tasks.training.checkpoints import Checkpoints
-from tasks.training.data import TrainingData
-from tasks.training.learning_rates import learning_rate
-from tasks.training.loop import Reading, TrainedPart, TrainerState, dealt, mean_losses, run_updates
-from tasks.training.loss_scaling import loss_scale
-from tasks.training.optimizers import critic_settings, make_optimizer
-from tasks.training.state import METRICS, Kept, read_state, write_state
+from flowmill.configs.advantages import ReplaySection
+from flowmill.configs.errors import DataError
+from flowmill.configs.schema import OptimizeSection
+from flowmill.models.weights.ema import Ema
+from flowmill.models.weights.lora import stack_note
+from flowmill.models.weights.sharding import between
+from flowmill.storage.artifacts.checkpoints import latest_checkpoint
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.algorithms.base import Batch, Models, Requirements
+from flowmill.tasks.inputs.weight_sources import POLICY_FILE, Weights, policy_folder, tensor_files
+from flowmill.tasks.modalities.rows import Units, micro_batches, padded, rows_among
+from flowmill.tasks.modalities.sample_set import Correctable, SampleSet
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.training.checkpoints import Checkpoints
+from flowmill.tasks.training.data import TrainingData
+from flowmill.tasks.training.learning_rates import learning_rate
+from flowmill.tasks.training.loop import Reading, TrainedPart, TrainerState, dealt, mean_losses, run_updates
+from flowmill.tasks.training.loss_scaling import loss_scale
+from flowmill.tasks.training.metrics import idle_modules, idle_note
+from flowmill.tasks.training.optimizers import critic_settings, make_optimizer
+from flowmill.tasks.training.policy_moves import policy_moves
+from flowmill.tasks.training.state import METRICS, RetainedState, read_state, write_state
 
 if TYPE_CHECKING:
-    from models.policies.trainable import Trainable
-    from tasks.runtime.host import ModelHost
+    from flowmill.models.policies.trainable import Trainable
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 class TrainingEpoch:
@@ -53,58 +57,97 @@ class TrainingEpoch:
         self._context, self._config, self._epoch = data.context, data.config, data.epoch
 
     @contextmanager
-    def updates(self, folder: Path) -> Iterator[tuple[Callable[[], None], TrainerState, int]]:
+    def updates(
+        self, folder: Path, left_out: Mapping[str, float]
+    ) -> Iterator[tuple[Callable[[], None], TrainerState, int]]:
         """Yield a function, the trainer and the epoch's number of rows; write the policy afterwards.
 
-        The caller calls the function inside: it runs the updates after the last committed checkpoint.
+        The caller calls the function inside: it runs the updates after the last committed checkpoint. If the trainer
+        then has another ``left_out``, nothing is written: an update is to be undone, so the caller trains the epoch
+        again without those left out, which takes no memory for a copy of the trainer.
+
+        Args:
+            folder: for the policy.
+            left_out: that of the trainer of the call before; empty in the first.
         """
         self._host.use_threads()
-        requires = self._data.algorithm.requires
-        state = self._state()
-        samples = self._data.samples(self._host)
+        requires, state, samples = self._data.algorithm.requires, self._state(), self._data.samples(self._host)
         average = state.ema.values if state.ema is not None else None
         models = self._models(state.trainable, requires, average, state.extra_parts)
         plan = self._data.plan(samples)
-        self._resume(state)
+        self._note_stack(state.trainable)
+        remaining = plan[: len(plan) - int(left_out.get("left_out", 0))]
+        section = self._config.optimize
+        if left_out:
+            section = section.model_copy(update={"stop_kl": None})
+        else:
+            self._resume(state)
         models.on_policy = models.on_policy and not state.metrics
         if state.metrics:
             samples.changed_policy()
         split = self._host.token_split
         together = nullcontext() if split is None else split.over(state.trainable.modules())
-        with (
-            together,
-            self._checkpoints() as checkpoints,
-            self._corrected(samples, models, requires, plan),
-        ):
-            run = partial(
-                run_updates,
+        loop: dict[str, Any] = {
+            "reading": self._reading(samples, requires),
+            "micro_batch_size": self._config.execution.micro_batch_size,
+            "ranks": self._ranks,
+        }
+        algorithm, rows = self._data.algorithm, sum(len(units.rows) for units in remaining)
+        with together, self._checkpoints() as checkpoints, self._corrected(samples, models, requires, remaining):
+            done = partial(self._after_update, state, None if left_out else checkpoints, samples, total=len(remaining))
+            yield (
+                partial(run_updates, state, algorithm, models, remaining, section=section, after_update=done, **loop),
                 state,
-                self._data.algorithm,
-                models,
-                plan,
-                reading=Reading(self._batches(samples), samples.begin_update, samples.alike),
-                micro_batch_size=self._config.execution.micro_batch_size,
-                section=self._config.optimize,
-                ranks=self._ranks,
-                after_update=lambda done: self._after_update(state, checkpoints, samples, done, len(plan)),
+                rows,
             )
-            yield run, state, sum(len(units.rows) for units in plan)
-        if state.left_out and self._host.ranks.first:
-            self._context.reporter.message(
-                f"epoch {self._epoch}: approx_kl is {state.left_out['left_out_kl']:.3g}, above optimize.stop_kl "
-                f"{self._config.optimize.stop_kl:g}: {state.left_out['left_out']} of {len(plan)} updates are left out."
-            )
+            if not state.left_out and remaining and requires.approx_kl and not models.frozen:
+                self._measure(state, models, partial(policy_moves, algorithm, models, plan, **loop), section)
+        if state.left_out:
+            return
+        state.left_out = dict(left_out)
+        if self._host.ranks.first:
+            self._say_left_out(left_out, len(plan))
+            self._say_idle(state)
         write_state(state, folder, self._host.ranks, behavior=self._behavior(state, models, requires))
         if self._host.ranks.first:
-            about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
-            (folder / ABOUT_POLICY).write_text(json.dumps(about, sort_keys=True))
+            metadata = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
+            (folder / POLICY_FILE).write_text(json.dumps(metadata, sort_keys=True))
+
+    def _measure(
+        self, state: TrainerState, models: Models, moves: Callable[[], dict[str, float]], section: OptimizeSection
+    ) -> None:
+        """Measure how far the updates moved the policy; further than ``stop_kl``, the last is to be undone."""
+        if state.trainable.needs_reference:
+            models.base = cache(partial(self._host.stored_weights, self._context.start_files))
+        else:
+            self._host.give_reference(state.trainable)
+        state.moved = moves()
+        if section.stop_kl is not None and state.moved["kl_epoch"] > section.stop_kl:
+            state.left_out = {"left_out": 1, "left_out_kl": state.moved["kl_epoch"]}
+
+    def _note_stack(self, trainable: Trainable) -> None:
+        if self._epoch == 1 and self._host.ranks.first and trainable.lora is not None:
+            for note in filter(None, map(stack_note, trainable.policy.trained.values())):
+                self._context.reporter.message(note)
+
+    def _say_idle(self, state: TrainerState) -> None:
+        idle, before = idle_modules(state.metrics), self._host.idle_modules
+        self._host.idle_modules = idle
+        if idle and idle != before:
+            self._context.reporter.message(f"epoch {self._epoch}: {idle_note(idle)}")
+
+    def _say_left_out(self, left_out: Mapping[str, float], total: int) -> None:
+        if left_out:
+            last = int(total - left_out["left_out"])
+            self._context.reporter.message(
+                f"epoch {self._epoch}: with update {last + 1} of {total} the policy is {left_out['left_out_kl']:.3g} "
+                f"nats from the one that made the samples, above optimize.stop_kl {self._config.optimize.stop_kl:g}: "
+                f"this update is undone, and the {total - last - 1} after it are left out."
+            )
 
     def losses(self) -> tuple[dict[str, float], int]:
         """Return the mean loss of the policy's average, or else its weights, with the algorithm's metrics, over all
         rows of the data, and the number of rows; all ranks must call this together.
-
-        Raises:
-            DataError: no row has a loss.
         """
         self._host.use_threads()
         trainable, requires = self._host.trainable(self._data.policy, Weights.AVERAGE), self._data.algorithm.requires
@@ -115,15 +158,15 @@ class TrainingEpoch:
         if not len(units):
             raise DataError("data.heldout: no row has a loss, as all ratings are neutral or equal. Add others.")
         with nullcontext() if split is None else split.over(trainable.modules()):
-            found = mean_losses(
+            losses = mean_losses(
                 self._data.algorithm,
                 models,
                 units,
-                reading=Reading(self._batches(samples), samples.begin_update, samples.alike),
+                reading=self._reading(samples, requires),
                 micro_batch_size=self._config.execution.micro_batch_size,
                 ranks=self._ranks,
             )
-        return found, len(units.rows)
+        return losses, len(units.rows)
 
     @property
     def _ranks(self) -> Ranks:
@@ -133,9 +176,9 @@ class TrainingEpoch:
         """Return the trainer state at the end of the previous policy's training."""
         before = self._data.policy
         trainable = self._host.borrow(before)
-        kept, self._host.trainer = self._host.trainer, None
-        if kept is not None and kept.policy == str(before) and self._holds_extra(cast(Kept, kept)):
-            return cast(Kept, kept).state(trainable)
+        retained, self._host.trainer = self._host.trainer, None
+        if retained is not None and retained.policy == str(before) and self._holds_extra(cast(RetainedState, retained)):
+            return cast(RetainedState, retained).state(trainable)
         section = self._config.optimize
         parameters = trainable.parameters()
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
@@ -150,9 +193,9 @@ class TrainingEpoch:
             state.metrics.clear()
         return state
 
-    def _holds_extra(self, kept: Kept) -> bool:
-        """Borrow the further trained models; return whether they are the kept ones."""
-        return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in kept.extra_parts.values())
+    def _holds_extra(self, state: RetainedState) -> bool:
+        """Borrow the further trained models; return whether they are the retained ones."""
+        return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in state.extra_parts.values())
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
         section = critic_settings(self._config.optimize, self._config.critic)
@@ -178,7 +221,7 @@ class TrainingEpoch:
             self._host.give_teacher(trainable, folder, name)
         further = {name: part.trainable for name, part in extra_parts.items()}
         models = self._data.kind.models(self._config, trainable, further)
-        models.held = requires.critic and self._epoch <= self._config.critic.alone_epochs
+        models.frozen = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
         if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
             # Ranks in lockstep cannot skip a forward that only some of them have cached.
@@ -193,6 +236,19 @@ class TrainingEpoch:
             else:
                 models.behavior = [parameter.detach().clone() for parameter in trainable.parameters()]
         return models
+
+    def _reading(self, samples: SampleSet, requires: Requirements) -> Reading:
+        """Return how rows are read: a whole update is announced before its first micro-batch."""
+        if not requires.mismatched:
+            return Reading(self._batches(samples), samples.begin_update, samples.alike)
+
+        def begin(units: Units) -> None:
+            samples.begin_update(units)
+            samples.pair_prompts(units)
+
+        size = self._config.execution.micro_batch_size
+        apart = lambda units: samples.mismatched(units, padded(len(units.rows), size))  # noqa: E731
+        return Reading(self._batches(samples), begin, samples.alike, apart)
 
     def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:
         size = self._config.execution.micro_batch_size
@@ -215,12 +271,12 @@ class TrainingEpoch:
         with tempfile.TemporaryFile() as file:
             with models.trainable.holding(start):
                 stale, idle = self._own_stale(samples.stale(requires), plan, models)
-                kept = file if requires.old_means else None
-                proximal = samples.recompute(stale, models, size=size, file=kept, idle=idle)
+                means_file = file if requires.old_means else None
+                proximal = samples.recompute(stale, models, size=size, file=means_file, idle=idle)
             # The weight of a whole sample needs all its rows, and other ranks may train some of them.
             everything = section.level == "sequence" and ranks.shares > 1
-            known = ranks.gather_parts(proximal.log_probs) if everything else proximal.log_probs
-            samples.correct(replace(proximal, log_probs=known), section)
+            log_probs = ranks.gather_parts(proximal.log_probs) if everything else proximal.log_probs
+            samples.correct(replace(proximal, log_probs=log_probs), section)
             yield
 
     def _own_stale(self, stale: Units, plan: Sequence[Units], models: Models) -> tuple[Units, list[Units]]:
@@ -250,7 +306,7 @@ class TrainingEpoch:
         return Checkpoints(self._context.store, self._ref, ranks)
 
     def _after_update(
-        self, state: TrainerState, checkpoints: Checkpoints, samples: SampleSet, done: int, total: int
+        self, state: TrainerState, checkpoints: Checkpoints | None, samples: SampleSet, done: int, *, total: int
     ) -> None:
         latest = state.metrics[-1]
         samples.changed_policy()
@@ -259,7 +315,7 @@ class TrainingEpoch:
         if self._host.ranks.first:
             self._context.reporter.progress("optimize", self._epoch, done, total, f"loss {latest['loss']:+.4f}")
         every = self._config.execution.checkpoint_every
-        if every and done % every == 0 and done < total:
+        if checkpoints is not None and every and done % every == 0 and done < total:
             checkpoints.take(state, done)
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
@@ -275,9 +331,9 @@ class TrainingEpoch:
             )
 
     def _resume(self, state: TrainerState) -> None:
-        found = latest_checkpoint(self._context.store, self._ref)
-        if found is None:
+        checkpoint = latest_checkpoint(self._context.store, self._ref)
+        if checkpoint is None:
             return
         state.metrics.clear()
-        read_state(state, found[1])
-        self._context.reporter.message(f"epoch {self._epoch}: training resumes after update {found[0]}.")
+        read_state(state, checkpoint[1])
+        self._context.reporter.message(f"epoch {self._epoch}: training resumes after update {checkpoint[0]}.")

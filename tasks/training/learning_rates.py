@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from configs.schema import OptimizeSection
+from flowmill.configs.schema import OptimizeSection
 
 
 def learning_rate(section: OptimizeSection, done: int) -> float:

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from configs.errors import FlowmillError
-from configs.schema import OptimizeSection
-from models.devices import as_here
-from models.policies.compute_meter import backward
-from models.policies.trainable import Trainable
-from models.weights.ema import Ema
-from models.weights.sharding import number as number_of
-from tasks.algorithms.base import Algorithm, Batch, Models
-from tasks.modalities.rows import Units, micro_batches
-from tasks.runtime.ranks import Ranks
-from tasks.training.learning_rates import learning_rate
-from tasks.training.loss_scaling import LossScale, unscale
-from tasks.training.metrics import LARGEST, RowFigures, entry
-from tasks.training.optimizers import MomentOptimizer
+from flowmill.configs.errors import FlowmillError
+from flowmill.configs.schema import OptimizeSection
+from flowmill.models.devices import as_here
+from flowmill.models.policies.compute_meter import backward
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.weights.ema import Ema
+from flowmill.models.weights.sharding import number as number_of
+from flowmill.tasks.algorithms.base import Algorithm, Batch, Models
+from flowmill.tasks.modalities.rows import Units, micro_batches
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.training.learning_rates import learning_rate
+from flowmill.tasks.training.loss_scaling import LossScale, unscale
+from flowmill.tasks.training.metrics import LARGEST, MODULE_NORM, RowFigures, entry
+from flowmill.tasks.training.optimizers import MomentOptimizer
 
 #: Micro-batches that are prefetched.
 _AHEAD = 2
@@ -57,13 +57,15 @@ class TrainerState:
     optimizer: MomentOptimizer
     """Optimizer of the trained parameters."""
     ema: Ema | None
-    """The moving average, if one is kept."""
+    """The moving average, if there is one."""
     total_updates: int
     """Optimizer updates since the start of the run."""
     metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per update of this epoch."""
     left_out: dict[str, float] = field(default_factory=dict)
-    """If ``optimize.stop_kl`` left out updates of this epoch: their number, and the approx_kl of the first of them."""
+    """If ``optimize.stop_kl`` leaves out updates of this epoch: their number, and the KL that exceeded it."""
+    moved: dict[str, float] = field(default_factory=dict)
+    """KLs of the policy after the updates of this epoch, see ``policy_moves``."""
     scale: LossScale | None = None
     """Scale of the loss, with a float16 forward."""
     extra_parts: dict[str, TrainedPart] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class Reading:
     """Called with the units of an update before its first batch is read."""
     alike: Callable[[Units], Sequence[Units]] = lambda units: [units]
     """Units of an update -> parts that do not share micro-batches."""
+    mismatched: Callable[[Units], Batch] | None = None
+    """Units -> micro-batch under the prompts of other rows of the update, if the algorithm needs such."""
 
 
 def run_updates(
@@ -106,8 +110,9 @@ def run_updates(
 ) -> None:
     """Run the remaining updates of an epoch; ``len(state.metrics)`` are already done.
 
-    PPO's early stop: an update whose approx_kl exceeds ``stop_kl`` is left out with all after it, as in OpenAI's
-    Spinning Up and Stable-Baselines3. All ranks see the same sum over their rows, so they agree on it.
+    PPO's early stop: where the KL exceeds ``stop_kl`` before an update, this and all later ones are left out, and so is
+    the one before, which the caller undoes (OpenAI's Spinning Up and Stable-Baselines3 keep it). All ranks see the same
+    sum over their rows, so they agree on it.
 
     Args:
         state: changed in place.
@@ -119,18 +124,18 @@ def run_updates(
         section: optimizer settings.
         ranks: micro-batches are distributed to ranks round-robin.
         after_update: called with the number of updates done.
-
-    Raises:
-        FlowmillError: a loss or gradient is not finite; the update is discarded.
     """
     for number in range(len(state.metrics), len(plan)):
         rows = len(plan[number].rows)
         own, chunks, ahead = _own_batches(state.trainable, plan[number], reading, micro_batch_size, ranks)
+        point = _reference_point(algorithm, models, plan[number], reading, size=micro_batch_size, ranks=ranks)
         means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
-        if section.stop_kl is not None and means["approx_kl"] > section.stop_kl:
-            state.left_out = {"left_out": len(plan) - number, "left_out_kl": means["approx_kl"]}
+        kl = means.pop("kl_epoch", means.get("approx_kl", 0.0))
+        if section.stop_kl is not None and kl > section.stop_kl:
+            state.left_out = {"left_out": len(plan) - max(0, number - 1), "left_out_kl": kl}
             _clear_gradients(state)
             return
+        means |= {**point, **_norms_of_modules(state.trainable)}
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
         _step_extra_parts(state, means, number)
@@ -170,6 +175,7 @@ def mean_losses(
     The rows are those of one update: a loss that is a mean over an update's tokens is one over all of them.
     """
     _, _, batches = _own_batches(models.trainable, units, reading, micro_batch_size, ranks)
+    _reference_point(algorithm, models, units, reading, size=micro_batch_size, ranks=ranks)
     figures = RowFigures(len(units.rows))
     for batch in batches():
         result = algorithm.loss(batch, models)
@@ -178,13 +184,43 @@ def mean_losses(
 
 
 @torch.no_grad()
+def _reference_point(
+    algorithm: Any, models: Models, units: Units, reading: Reading, *, size: int, ranks: Ranks
+) -> dict[str, float]:
+    """Set and return the reference point of an update, the mean gain of all ranks' rows under other prompts."""
+    if reading.mismatched is None:
+        return {}
+    apart = replace(reading, read=reading.mismatched, begin=lambda units: None)
+    # Cached outputs of the reference are those of rows under their own prompts.
+    remembered, models.remembered = models.remembered, None
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in _own_batches(models.trainable, units, apart, size, ranks)[2]():
+        gains = algorithm.mismatched_gain(batch, models)[: batch.count]
+        sums += torch.tensor([float(gains.double().sum()), batch.count], dtype=torch.float64)
+    models.remembered = remembered
+    total, rows = ranks.sum(sums if ranks.counts else torch.zeros_like(sums)).tolist()
+    models.reference_point = max(0.0, total / rows)
+    return {"reference_point": models.reference_point}
+
+
+@torch.no_grad()
 def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, counts: bool) -> dict[str, float]:
     """Return the means of the algorithm's metrics after an update, over the batches of all ranks that count."""
-    found = algorithm.after(batch, models)
+    metrics = algorithm.after(batch, models)
     rows = batch.count if counts and ranks.counts else 0
-    sums = [float(values[:rows].double().sum()) for values in found.values()]
+    sums = [float(values[:rows].double().sum()) for values in metrics.values()]
     *totals, number = ranks.sum(torch.tensor([*sums, rows], dtype=torch.float64)).tolist()
-    return {name: total / number for name, total in zip(found, totals, strict=True)}
+    return {name: total / number for name, total in zip(metrics, totals, strict=True)}
+
+
+def _norms_of_modules(trainable: Trainable) -> dict[str, float]:
+    """Return the gradient norm of each module of a policy that has several; 0 for one that no row reached."""
+    modules = trainable.policy.trained
+    if len(modules) < 2:
+        return {}
+    by_module = {name: [p.grad for p in module.parameters() if p.grad is not None] for name, module in modules.items()}
+    norms = {name: number_of(torch.nn.utils.get_total_norm(gradients)) for name, gradients in by_module.items()}
+    return {f"{MODULE_NORM}{name}": norm for name, norm in norms.items()}
 
 
 def _step_extra_parts(state: TrainerState, means: dict[str, float], number: int) -> None:
@@ -278,8 +314,8 @@ def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:
     names = ranks.gather_names(list(totals))
     values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
     largest = torch.tensor([name.startswith(LARGEST) for name in names])
-    found = torch.where(largest, ranks.largest(values.clone()), ranks.sum(values))
-    return dict(zip(names, found.tolist(), strict=True))
+    sums = torch.where(largest, ranks.largest(values.clone()), ranks.sum(values))
+    return dict(zip(names, sums.tolist(), strict=True))
 
 
 def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.weights.sharding import local, number
+from flowmill.models.weights.sharding import local, number
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,17 +8,20 @@ Legend: B rows of a micro-batch, R rows of this rank in an update.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from models.devices import widened
-from tasks.algorithms.base import Batch
+from flowmill.models.devices import widened
+from flowmill.tasks.algorithms.base import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: Prefix of the gradient norm of one of several trained modules.
+MODULE_NORM = "grad_norm_"
 
 #: Figures with this prefix are maxima over all rows; the others are means.
 LARGEST = "max/"
@@ -97,18 +100,37 @@ def _gaps(gap: Tensor, fresh: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, 
 
 def entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
     """Return the reported figures of an update, from totals summed over ranks."""
-    found = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
-    for name in [name for name in found if name.startswith("share_")]:
-        share = found.pop(name)
-        found[name.removeprefix("share_")] /= share
-    for name in [name for name in found if name.startswith(LARGEST)]:
-        found[name.removeprefix(LARGEST)] = found.pop(name)
-    if "importance_squared" in found:
+    figures = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
+    for name in [name for name in figures if name.startswith("share_")]:
+        share = figures.pop(name)
+        figures[name.removeprefix("share_")] /= share
+    for name in [name for name in figures if name.startswith(LARGEST)]:
+        figures[name.removeprefix(LARGEST)] = figures.pop(name)
+    if "importance_squared" in figures:
         # Effective sample size as a share of the stale rows: (sum w)^2 / (n sum w^2).
-        squared = found.pop("importance_squared")
-        found["effective_samples"] = found["importance"] ** 2 / squared if squared else 0.0
-    if "ratio_squared" in found:
-        squared = found.pop("ratio_squared")
-        found["ratio_std"] = math.sqrt(max(0.0, squared - found["ratio"] ** 2))
-        found["ratio_mean"] = found.pop("ratio")
-    return found
+        squared = figures.pop("importance_squared")
+        figures["effective_samples"] = figures["importance"] ** 2 / squared if squared else 0.0
+    if "ratio_squared" in figures:
+        squared = figures.pop("ratio_squared")
+        figures["ratio_std"] = math.sqrt(max(0.0, squared - figures["ratio"] ** 2))
+        figures["ratio_mean"] = figures.pop("ratio")
+    return figures
+
+
+def idle_modules(metrics: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """Return the names of trained modules to which no update of an epoch gave a gradient.
+
+    Args:
+        metrics: of each update; they have a gradient norm per module if several are trained.
+    """
+    names = [name.removeprefix(MODULE_NORM) for name in (metrics or [{}])[0] if name.startswith(MODULE_NORM)]
+    return tuple(name for name in names if not any(each[f"{MODULE_NORM}{name}"] for each in metrics))
+
+
+def idle_note(names: Sequence[str]) -> str:
+    """Return the warning on modules without gradients."""
+    return (
+        f"{' and '.join(names)} of the model got no gradient and stayed as before, as no trained step or noise level "
+        "was in its range. To train it too, train steps or levels of that range (rollout.plan or "
+        "optimize.algorithm.options.times), or more rows per epoch."
+    )

@@ -1,6 +1,6 @@
 """An optimizer for parameters and moments on different devices: it brings them together for a step, in chunks.
 
-Moments are kept in host memory while models compute on a device (``offload: optimizer``), or parameters and gradients
+Moments stay in host memory while models compute on a device (``offload: optimizer``), or parameters and gradients
 are there while moments stay on the device (``offload: parameters``). A step is elementwise, so results are equal.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from models.weights.sharding import local, spread_like
-from tasks.modalities.memory import AT_A_TIME
+from flowmill.models.weights.sharding import local, spread_like
+from flowmill.tasks.modalities.memory import AT_A_TIME
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,8 +78,8 @@ class PlacedOptimizer:
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return the moments of a parameter, by kind, as stored; empty before its first step."""
         twin, optimizer = self._of[parameter]
-        found: dict[str, Tensor] = optimizer.moments(twin)
-        return found
+        moments: dict[str, Tensor] = optimizer.moments(twin)
+        return moments
 
     def _rest(self, optimizer: Any, twins: Sequence[nn.Parameter]) -> None:
         if self._resting:
@@ -89,14 +89,14 @@ class PlacedOptimizer:
 def _some(parameters: Sequence[nn.Parameter], numbers: int) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters in order, in groups of at most ``numbers`` local values and at least one parameter."""
     some: list[nn.Parameter] = []
-    held = 0
+    count = 0
     for parameter in parameters:
         size = local(parameter).numel()
-        if some and held + size > numbers:
+        if some and count + size > numbers:
             yield some
-            some, held = [], 0
+            some, count = [], 0
         some.append(parameter)
-        held += size
+        count += size
     if some:
         yield some
 
@@ -130,10 +130,10 @@ def _together(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], device: torch.
 def _move(optimizer: Any, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
     """Move the moments of some parameters; step counts stay in place."""
     for parameter in parameters:
-        kept = optimizer.state.get(parameter, {})
-        for kind, value in kept.items():
+        moments = optimizer.state.get(parameter, {})
+        for kind, value in moments.items():
             if isinstance(value, torch.Tensor) and value.ndim:
-                kept[kind] = _moved(value, device)
+                moments[kind] = _moved(value, device)
 
 
 def _moved(value: Tensor, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """Optimizers, and the part of their state that is stored.
 
-A new optimizer is a ``torch.optim.Optimizer`` class with the methods of ``tasks.training.adamw:AdamW``, in its own
-file, and one line in the table.
+A new optimizer is a ``torch.optim.Optimizer`` class with the methods of ``flowmill.tasks.training.adamw:AdamW``, in
+its own file, and one line in the table.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from configs.critic import CriticSection
-from configs.errors import ConfigError
-from configs.execution import ExecutionSection
-from configs.registry import Table, resolve
-from configs.schema import OptimizeSection, RunConfig
+from flowmill.configs.critic import CriticSection
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.registry import Table, resolve
+from flowmill.configs.schema import OptimizeSection, RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = Table(
     {
-        "adamw": "tasks.training.adamw:AdamW",
-        "adamw8bit": "tasks.training.adamw8bit:AdamW8bit",
+        "adamw": "flowmill.tasks.training.adamw:AdamW",
+        "adamw8bit": "flowmill.tasks.training.adamw8bit:AdamW8bit",
     },
-    like="tasks.training.optimizers:MomentOptimizer",
+    like="flowmill.tasks.training.optimizers:MomentOptimizer",
 )
 
 
@@ -85,12 +85,12 @@ def make_optimizer(
     kind = resolve(OPTIMIZERS, section.optimizer, label="optimize.optimizer")
 
     def make(some: Sequence[nn.Parameter]) -> MomentOptimizer:
-        made: MomentOptimizer = kind(some, section, fused=execution.fused_adamw)
-        return made
+        optimizer: MomentOptimizer = kind(some, section, fused=execution.fused_adamw)
+        return optimizer
 
     if device is None or device.type == "cpu" or execution.offload in (False, True):
         return make(parameters)
-    from tasks.training.optimizer_placement import PlacedOptimizer
+    from flowmill.tasks.training.optimizer_placement import PlacedOptimizer
 
     return PlacedOptimizer(parameters, make, device, resting=execution.moments_in_host)
 
@@ -102,11 +102,7 @@ def critic_settings(section: OptimizeSection, critic: CriticSection) -> Optimize
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """Check that the optimizer exists and supports the settings.
-
-    Raises:
-        ConfigError: it cannot be imported, or a setting has no effect on it.
-    """
+    """Check that the optimizer exists and supports the settings."""
     name = config.optimize.optimizer
     kind: type[OptimizerClass] = resolve(OPTIMIZERS, name, label="optimize.optimizer")
     if config.execution.fused_adamw and not kind.fuses:

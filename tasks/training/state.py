@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from configs.errors import CorruptError
-from models.policies.trainable import Trainable
-from models.weights.ema import Ema
-from models.weights.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
-from storage.layout import part_folder
-from tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, tensor_files
-from tasks.runtime.ranks import Ranks
-from tasks.training.loop import TrainedPart, TrainerState
-from tasks.training.loss_scaling import LossScale
-from tasks.training.optimizers import MomentOptimizer
+from flowmill.configs.errors import CorruptError
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.weights.ema import Ema
+from flowmill.models.weights.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
+from flowmill.storage.layout import part_folder
+from flowmill.tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, tensor_files
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.training.loop import TrainedPart, TrainerState
+from flowmill.tasks.training.loss_scaling import LossScale
+from flowmill.tasks.training.optimizers import MomentOptimizer
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ class StateCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class RetainedState:
     """The trainer's state in memory, equal to the result of ``read_state``."""
 
     policy: str
@@ -113,7 +113,7 @@ class Kept:
     optimizer: MomentOptimizer
     """Optimizer of the trained parameters."""
     ema: Ema | None
-    """The moving average, if one is kept."""
+    """The moving average, if there is one."""
     total_updates: int
     """Updates since the start of the run."""
     scale: LossScale | None
@@ -122,7 +122,7 @@ class Kept:
     """Further trained models, with weights of the same artifact."""
 
     @classmethod
-    def of(cls, state: TrainerState, policy: str) -> Kept:
+    def of(cls, state: TrainerState, policy: str) -> RetainedState:
         """Return a state without its weights."""
         return cls(
             policy=policy,
@@ -146,11 +146,7 @@ class Kept:
 
 
 def read_state(state: TrainerState, folder: Path) -> None:
-    """Read the files of ``write_state``, on any ranks.
-
-    Raises:
-        CorruptError: the optimizer state belongs to other parameters.
-    """
+    """Read the files of ``write_state``, on any ranks."""
     state.trainable.read(tensor_files(folder, Weights.TRAINED.value))
     own = dict(state.trainable.named_parameters())
     if state.ema is not None:
@@ -217,8 +213,8 @@ def _all_moments(optimizer: MomentOptimizer, trainable: Trainable) -> dict[str, 
 
 def _moments(optimizer: MomentOptimizer, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
     """Return the optimizer's moments of a parameter by file key; writing to them changes the optimizer."""
-    kept = optimizer.moments(parameter).items()
-    return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in kept}
+    moments = optimizer.moments(parameter).items()
+    return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in moments}
 
 
 def _write_whole(files: Files, folder: Path) -> None:

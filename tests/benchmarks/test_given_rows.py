@@ -10,6 +10,7 @@ import pytest
 from tools.benchmarks import given_rows as given
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("form", given.FORMS)
 def test_memory_does_not_grow_with_rows(form: str, tmp_path: Path) -> None:
     """Rows of Python's values would take some 120 MiB, tarfile's members 50; the cache of the temporary file has 16."""
@@ -19,6 +20,7 @@ def test_memory_does_not_grow_with_rows(form: str, tmp_path: Path) -> None:
     assert found["ratio"] > 0
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_all_figures_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from configs.load import parse_config
-from tasks.checks.check import check_config
+from flowmill.configs.load import parse_config
+from flowmill.tasks.checks.check import check_config
 from tools.benchmarks import __main__ as bench
 from tools.benchmarks import flow_grpo, page, peers
 from tools.benchmarks.work import PROMPTS, WORK, build_base
@@ -62,7 +62,7 @@ def test_epochs_end_where_they_should() -> None:
 
 
 def test_of_ours_every_epoch_but_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.tracking.tracker import Tracker
+    from flowmill.tasks.tracking.tracker import Tracker
     from tools.benchmarks import ours
 
     logged: list[int] = []
@@ -99,10 +99,10 @@ def test_every_benchmark_has_its_place_in_a_page(tmp_path: Path) -> None:
         assert f"<!-- measured: {name} -->" in where.read_text(), name
     copied = tmp_path / "evidence.md"
     copied.write_text((bench.DOCS / "evidence.md").read_text())
-    page.write(copied, "growth", "| a | b |\n", "a machine")
+    page.write(copied, "epoch", "| a | b |\n", "a machine")
     text = copied.read_text()
-    assert "<!-- measured: growth -->\n\n| a | b |\n\n(a machine)\n\n<!-- end -->" in text
-    page.write(copied, "growth", "| a | c |\n", "a machine")
+    assert "<!-- measured: epoch -->\n\n| a | b |\n\n(a machine)\n\n<!-- end -->" in text
+    page.write(copied, "epoch", "| a | c |\n", "a machine")
     assert copied.read_text() == text.replace("| a | b |", "| a | c |")
     copied.write_text(text.replace("<!-- end -->", "", 1))
     with pytest.raises(ValueError, match="has no '<!-- end -->' of its own"):

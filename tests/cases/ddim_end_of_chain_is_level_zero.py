@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.maths.conditioning import Conditioning
-from models.maths.transitions import Grid
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.sd15 import SD15
-from models.quickstart.tiny import build_tiny
-from tasks.algorithms.base import ForwardTimes
-from tasks.algorithms.diffusion import StateBatch
-from tasks.algorithms.refl import ReFL
-from tasks.modalities.diffusion.sample_sets import ForwardSet
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.transitions import Grid
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd15 import SD15
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.tasks.algorithms.base import ForwardTimes
+from flowmill.tasks.algorithms.diffusion import StateBatch
+from flowmill.tasks.algorithms.refl import ReFL
+from flowmill.tasks.modalities.diffusion.sample_sets import ForwardSet
 
 STEPS, B = 10, 2
 with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ batch = StateBatch(
 )
 models = Holder(
     velocity=lambda rows: policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning),
-    asked=lambda latents, rows: policy.decode_smoothly(latents).flatten(1).mean(1),
+    rewards_of=lambda latents, rows: policy.decode_smoothly(latents).flatten(1).mean(1),
 )
 ReFL().loss(batch, models)
 refl = float((seen[-1] - predicted).norm() / predicted.norm())

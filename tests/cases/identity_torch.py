@@ -4,7 +4,12 @@ import subprocess
 import sys
 
 heavy = {}
-for module in ("tasks.specs.graph", "tasks.specs.identity", "tasks.runs.chain", "tasks.runs.staleness"):
+for module in (
+    "flowmill.tasks.specs.graph",
+    "flowmill.tasks.specs.identity",
+    "flowmill.tasks.runs.chain",
+    "flowmill.tasks.runs.staleness",
+):
     code = f"import sys, {module}; print(','.join(n for n in ('torch', 'pyarrow') if n in sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     if found.returncode:

@@ -5,8 +5,8 @@ import sys
 
 import torch
 
-from tasks.algorithms.objectives import clipped_surrogate
-from tasks.algorithms.token_objectives import masked_sum, token_kl
+from flowmill.tasks.algorithms.objectives import clipped_surrogate
+from flowmill.tasks.algorithms.token_objectives import masked_sum, token_kl
 
 found = {}
 x = torch.tensor([[200.0, 0.1]], requires_grad=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.verify import verify_store
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.verify import verify_store
 from tools.chaos.kills import ROOT, digest
 
 pytestmark = pytest.mark.campaign
@@ -32,7 +32,7 @@ def run(config: Path, root: Path, environment: dict[str, str]) -> subprocess.Com
     """Run in a process of its own: what is loaded first cannot be loaded by a fork."""
     # MLflow's database is SQLite's affair, which has its own tests; here it lies elsewhere.
     tracking = f"tracking.uri=sqlite:///{root.parent / (root.name + '.db')}"
-    command = [sys.executable, "-m", "flows.cli", "run", str(config), "--root", str(root), "--set", tracking]
+    command = [sys.executable, "-m", "flowmill.flows.cli", "run", str(config), "--root", str(root), "--set", tracking]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
+from flowmill.configs.load import load_config
 from tools.chaos.fresh import made
 from tools.chaos.kills import ROOT
 

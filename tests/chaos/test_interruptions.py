@@ -14,10 +14,10 @@ import psutil
 import pytest
 import yaml
 
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.verify import verify_store
-from tasks.runs.opening import open_run
-from tasks.tracking.client import open_client
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.tracking.client import open_client
 from tools.chaos.kills import ROOT, killed, orphans, records, start, uninterrupted, victims
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,9 @@ def alone(environment: dict[str, str], prefect_home: Path) -> dict[str, str]:
 
 
 def test_the_temporary_server_dies_with_what_started_it(tmp_path: Path, alone: dict[str, str]) -> None:
-    code = "import time; from flows.server import LocalApi; print(LocalApi().wait(), flush=True); time.sleep(60)"
+    code = (
+        "import time; from flowmill.flows.server import LocalApi; print(LocalApi().wait(), flush=True); time.sleep(60)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=alone, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"http://127.0.0.1:")
@@ -118,9 +120,12 @@ def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path
     wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
 
 
+@pytest.mark.campaign
 def test_a_killed_temporary_server_is_started_again(longer: str, tmp_path: Path, alone: dict[str, str]) -> None:
     process = begun(longer, str(tmp_path / "store"), alone)
-    (server,) = [child for child in psutil.Process(process.pid).children() if "flows.guard" in str(child.cmdline())]
+    (server,) = [
+        child for child in psutil.Process(process.pid).children() if "flowmill.flows.guard" in str(child.cmdline())
+    ]
     server.kill()
     said = process.communicate(timeout=300)[0].decode()
     assert process.returncode == 0, said
@@ -160,6 +165,7 @@ def test_cancelling_in_prefect_stops_the_run(
     assert verify_store(ArtifactStore(root), deep=True)["problems"] == []
 
 
+@pytest.mark.campaign
 def test_a_second_process_on_the_same_run_is_refused(
     longer: str, tmp_path: Path, environment: dict[str, str], preloaded: str
 ) -> None:

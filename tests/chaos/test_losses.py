@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.maintenance.garbage_collection import Retention, plan_removals, remove
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tools.chaos.losses import files_of, unseen

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from configs.addresses import check_passwords
-from configs.errors import ConfigError
-from configs.schema import RunConfig
+from flowmill.configs.addresses import check_passwords
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -9,20 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from configs import introspection
-from configs.errors import ConfigError
-from configs.fingerprint import canonical_json, fingerprint
-from configs.load import differences, flatten, load_config, unlike
-from configs.registry import option_names, resolve
-from configs.schema import RunConfig
-from configs.suggestions import near_path, nearest
-from models.maths import KERNELS, PLANS, SOLVERS
-from models.policies import POLICIES
-from models.quickstart import BUILDERS
-from models.rewards import REWARDS
+from flowmill.configs import introspection
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import canonical_json, fingerprint
+from flowmill.configs.load import differences, flatten, load_config, unlike
+from flowmill.configs.presets import preset_files
+from flowmill.configs.registry import option_names, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.suggestions import near_path, nearest
+from flowmill.flows.chained import chained
+from flowmill.flows.requests import PipelineRequest
+from flowmill.models.maths import KERNELS, PLANS, SOLVERS
+from flowmill.models.policies import POLICIES
+from flowmill.models.quickstart import BUILDERS
+from flowmill.models.rewards import REWARDS
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.tasks.algorithms import ALGORITHMS
 from pages.config_page import docstrings
-from storage.trajectories import TRAJECTORY_STORES
-from tasks.algorithms import ALGORITHMS
 
 PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -122,14 +127,14 @@ def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.M
 
 
 TABLES = {
-    "models.policies:POLICIES": POLICIES,
-    "models.quickstart:BUILDERS": BUILDERS,
-    "models.rewards:REWARDS": REWARDS,
-    "models.maths:PLANS": PLANS,
-    "models.maths:SOLVERS": SOLVERS,
-    "models.maths:KERNELS": KERNELS,
-    "storage.trajectories:TRAJECTORY_STORES": TRAJECTORY_STORES,
-    "tasks.algorithms:ALGORITHMS": ALGORITHMS,
+    "flowmill.models.policies:POLICIES": POLICIES,
+    "flowmill.models.quickstart:BUILDERS": BUILDERS,
+    "flowmill.models.rewards:REWARDS": REWARDS,
+    "flowmill.models.maths:PLANS": PLANS,
+    "flowmill.models.maths:SOLVERS": SOLVERS,
+    "flowmill.models.maths:KERNELS": KERNELS,
+    "flowmill.storage.trajectories:TRAJECTORY_STORES": TRAJECTORY_STORES,
+    "flowmill.tasks.algorithms:ALGORITHMS": ALGORITHMS,
 }
 
 
@@ -140,7 +145,7 @@ def test_what_is_read_from_the_text_is_what_is_imported(name: str) -> None:
         module, _, attribute = import_string.partition(":")
         assert introspection.defines(module, attribute)
         assert introspection.defines(module, f"{attribute}Z") is False
-        if name != "models.policies:POLICIES":
+        if name != "flowmill.models.policies:POLICIES":
             found = introspection.options(import_string)
             assert found is not None
             assert sorted(found) == sorted(option_names(resolve(TABLES[name], entry, label="entry")))
@@ -203,6 +208,60 @@ def test_a_config_may_extend_another(tmp_path: Path) -> None:
         load_config(tmp_path / "loop.yaml")
 
 
+def test_presets_are_known_by_name_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the config of a command, as the one that a config extends, and as that of the run it starts from."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    mine = tmp_path / "sub" / "mine.yaml"
+    mine.write_text("extends: digits\nmodel: {start: digits@3, start_config: digits}\nrun: {epochs: 2}\n")
+    config, preset = load_config(mine), load_config("digits")
+    assert (config.rollout, config.prompts, config.run.epochs) == (preset.rollout, preset.prompts, 2)
+    assert load_config(str(config.model.start_config)) == preset
+    assert load_config("digits", ["model.start=digits@3", "model.start_config=digits"]).model == config.model
+    # A folder hides no preset, a file does.
+    (tmp_path / "digits").mkdir()
+    assert load_config("digits") == preset
+    (tmp_path / "sub" / "digits.yaml").write_text("extends: digits_crd\n")
+    mine.write_text("extends: digits.yaml\n")
+    assert load_config(mine).optimize == load_config("digits_crd").optimize
+
+
+def test_what_is_no_preset_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: digts\n")
+    meant = r"does not exist\. Did you mean 'digits'\? 'flowmill presets' lists the configs that come with flowmill\.$"
+    for config, said in (("digts", "Config file 'digts' "), (mine, f"Config file '{mine}' extends 'digts', which ")):
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}{meant}"):
+            load_config(config)
+    mine.write_text("extends: digits\nmodel: {start: digits@3, start_config: digts}\n")
+    with pytest.raises(ConfigError, match=f"^model.start_config 'digts' {meant}"):
+        chained(PipelineRequest(config=str(mine), root=str(tmp_path / "store")))
+    with pytest.raises(ConfigError, match=r"^There is no preset 'digts'\. Did you mean 'digits'.*'flowmill presets'"):
+        preset_files("digts")
+
+
+def test_modules_next_to_a_config_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like its prompts; the config says where they are, for commands that have the run alone."""
+    folders = [tmp_path / name for name in ("here", "project", "lib")]
+    for folder in folders:
+        folder.mkdir()
+    here, project, lib = folders
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (project / "next_under_test.py").write_text("def red(media, prompts, metadata):\n    return [0.0] * len(media)\n")
+    mine = project / "mine.yaml"
+    mine.write_text("extends: digits\nrewards: [{name: 'next_under_test:red'}]\nexecution: {modules: [../lib]}\n")
+    config = load_config(mine)
+    assert config.execution.modules == (str(lib), str(project))
+    assert sys.path[-2:] == [str(lib), str(project)], "searched last"
+    assert callable(resolve(REWARDS, config.rewards[0].name, label="reward"))
+    assert load_config("digits").execution.modules == (), "a preset has none"
+    monkeypatch.chdir(project)
+    assert load_config("digits", ["rewards=[next_under_test:red]"]).execution.modules == (str(project),)
+    assert differences(load_config(mine).model_dump(mode="json"), config.model_dump(mode="json")) == []
+
+
 def test_overrides_reach_every_kind_of_value() -> None:
     path = next(p for p in PRESETS if p.stem == "digits")
     overrides = ["optimize.learning_rate=1e-3", "run.seed=7", "rewards=[{name: ocr}]", "optimize.ema.decay=0.5"]
@@ -226,9 +285,9 @@ def test_differences_ignore_what_does_not_change_results() -> None:
 
 def test_a_setting_with_parts_differs_in_its_parts_alone() -> None:
     path = next(p for p in PRESETS if p.stem == "digits")
-    plain, acting = (flatten(load_config(path, each).model_dump(mode="json")) for each in ([], ["watch.on.kl=back"]))
-    assert unlike(plain, acting) == {"watch.on.kl": (None, "back")}
-    assert unlike(acting, plain, plain, missing="") == {"watch.on.kl": ("back", "", "")}
+    plain, acting = (flatten(load_config(path, each).model_dump(mode="json")) for each in ([], ["watch.on.kl=stop"]))
+    assert unlike(plain, acting) == {"watch.on.kl": (None, "stop")}
+    assert unlike(acting, plain, plain, missing="") == {"watch.on.kl": ("stop", "", "")}
     assert unlike({"a": {}, "b": [], "c": []}, {"b.0": 1, "b.1": 2, "c": None}) == {
         "a": ({}, None),
         "b.0": (None, 1),

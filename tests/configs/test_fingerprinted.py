@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from configs.advantages import AdvantageSection
-from configs.base import Later, Section
+from flowmill.configs.advantages import AdvantageSection
+from flowmill.configs.base import Later, Section
 
 
 class Inner(Section):

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from configs import folders
-from configs.base import Component
-from configs.errors import ConfigError
-from configs.fingerprint import fingerprint
-from configs.folders import changed_ns, files_below, led_to, share_files
-from configs.rewards import RewardSection
-from models.policies.single_files import _copy as copy_component
-from storage.backends.file_hash_cache import file_hashes
-from tasks.export.files import _copy as export_component
-from tasks.inputs.option_paths import OptionPath, held
-from tasks.inputs.weight_sources import model_files, model_identity
+from flowmill.configs import folders
+from flowmill.configs.base import Component
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.folders import changed_ns, files_below, led_to, share_files
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.policies.single_files import _copy as copy_component
+from flowmill.storage.backends.file_hash_cache import file_hashes
+from flowmill.tasks.export.files import _copy as export_component
+from flowmill.tasks.inputs.option_paths import OptionPath, content_of
+from flowmill.tasks.inputs.weight_sources import model_files, model_identity
 
 ROOT = Path(__file__).parents[2]
 #: Who lists folders otherwise: what is a store's, or made by flowmill itself, where no link of a person's lies.
@@ -137,12 +137,12 @@ def test_a_link_that_leads_elsewhere_makes_another_model(folder: Path, kind: str
     (folder / "vae").symlink_to("../first")
     for file in (folder.parent / "first").iterdir():
         os.utime(file, ns=(10**18, 10**18))
-    before, reward = model_identity(str(folder), None), held(made(str(folder), kind), list)
+    before, reward = model_identity(str(folder), None), content_of(made(str(folder), kind), list)
     assert reward is not None
     assert before == {"files": file_hashes(folder, model_files(folder))}
     assert "vae/config.json" in before["files"]
     relinked(folder, "vae")
-    after = held(made(str(folder), kind), list)
+    after = content_of(made(str(folder), kind), list)
     assert after is not None
     assert model_identity(str(folder), None)["files"]["vae/config.json"] != before["files"]["vae/config.json"]
     assert after.digest != reward.digest

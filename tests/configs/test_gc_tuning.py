@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from configs import gc_tuning
-from flows.cli import run
+from flowmill.configs import gc_tuning
+from flowmill.flows.cli import run
 from tests.conftest import ROOT
 
 
@@ -47,15 +47,15 @@ def test_a_flow_of_a_command_works_with_the_usual_thresholds(monkeypatch: pytest
     usual = gc.get_threshold()
     gc_tuning.collect_rarely()
     assert gc.get_threshold() == gc_tuning.RARELY != usual
-    monkeypatch.setattr("flows.run_in_process.outcome", lambda state: gc.get_threshold())
-    monkeypatch.setattr("flows.run_in_process.on_server", lambda api: gc_tuning.without_collecting())
+    monkeypatch.setattr("flowmill.flows.run_in_process.outcome", lambda state: gc.get_threshold())
+    monkeypatch.setattr("flowmill.flows.run_in_process.on_server", lambda api: gc_tuning.without_collecting())
     assert run.run_flow(lambda request, return_state: None, None, None) == usual  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rarely", "said"), [("", "collected\n"), ("collect_rarely()", "")])
 def test_nothing_is_looked_for_at_the_end_of_a_command(rarely: str, said: str) -> None:
     code = (
-        "import gc\nfrom configs.gc_tuning import collect_rarely\ngc.disable()\n"
+        "import gc\nfrom flowmill.configs.gc_tuning import collect_rarely\ngc.disable()\n"
         "class Cycle:\n    def __del__(self): print('collected')\n"
         f"one = Cycle()\none.self = one\ndel one\n{rarely}"
     )

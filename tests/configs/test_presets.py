@@ -4,30 +4,50 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from configs.errors import ConfigError
-from configs.load import dump_yaml, load_config, parse_config
-from configs.presets import copy_preset, presets
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.memory.architectures import meta_denoiser
-from models.memory.published import pipelines
-from models.policies import POLICIES
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config, parse_config
+from flowmill.configs.presets import copy_preset, presets
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.architectures import meta_denoiser
+from flowmill.models.memory.published import pipelines
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.folder_policy import FolderPolicy
+from flowmill.models.policies.nan_checks import noise_levels
+from flowmill.models.policies.parts import Part
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.inputs.model_settings import check_model
+from flowmill.tasks.inputs.renderer import renderer_config
 from pages.preset_page import ABSENT, deviations, resolved, shown
-from tasks.checks.check import check_config
 from tests.conftest import ROOT
+from tests.support.published_components import published_folder
 from tools.published import PUBLISHED
+
+
+def denoising(config: RunConfig) -> RunConfig:
+    """Return the config of the model of a preset that denoises."""
+    return config if config.render is None else renderer_config(config)
+
+
+#: Presets by the published pipeline that they train, or draw with.
+PIPELINE_PRESETS: dict[str, list[str]] = {}
+for _name in PUBLISHED:
+    if (_path := denoising(load_config(_name)).model.path) in pipelines():
+        PIPELINE_PRESETS.setdefault(str(_path), []).append(_name)
 
 
 @pytest.mark.parametrize("name", presets())
 def test_a_preset(name: str, tmp_path: Path) -> None:
     config = load_config(name)
     assert config.run.name == name
-    assert parse_config(yaml.safe_load(dump_yaml(config)), where="dump") == config
+    assert parse_config(yaml.safe_load(config.to_yaml()), where="dump") == config
     given = [] if config.data is None else [config.data.train]
     lists = [*given, *config.prompts.lists("train").values()]
     assert lists
@@ -40,6 +60,37 @@ def test_a_preset(name: str, tmp_path: Path) -> None:
         check_head(name)
         check_cost(name, config)
         check_targets(config)
+
+
+@pytest.mark.parametrize("model", sorted(PIPELINE_PRESETS))
+def test_presets_run_on_the_components_as_published(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks of a downloaded folder pass, and its scheduler leads through every number of steps."""
+    # The folder has no weights of these sizes.
+    monkeypatch.setattr(FolderPolicy, "check_weights", lambda folder: None)
+    first = denoising(load_config(PIPELINE_PRESETS[model][0]))
+    published_folder(model, first.model.policy, tmp_path)
+    # Embeddings of published sizes take ten seconds to compute.
+    policies: dict[str, Any] = {}
+    for name in PIPELINE_PRESETS[model]:
+        config = load_config(name)
+        drawn = denoising(config)
+        local = drawn.model_copy(update={"model": drawn.model.model_copy(update={"path": str(tmp_path)})})
+        check_model(local)
+        if drawn is config:
+            check_config(local, rewards=False)
+        family = resolve(POLICIES, drawn.model.policy, label="policy")
+        settings = family.settings_for(local, dtype=torch.float32, device=torch.device("cpu"), empty=True)
+        key = repr((family, settings, drawn.model.options))
+        if key not in policies:
+            policies[key] = family.load(tmp_path, settings, frozenset({Part.DENOISER}), drawn.model.options)
+        policy = policies[key]
+        for steps in {drawn.rollout.steps, drawn.evaluate.steps or drawn.rollout.steps}:
+            assert len(noise_levels(policy, steps)) == steps + 1, name
+        times = make_algorithm(config).requires.times
+        if times is not None and times.kind == "timesteps":
+            assert len(family.trained_levels(tmp_path)) == 1000, name
 
 
 def check_copy(name: str, config: RunConfig, folder: Path) -> None:

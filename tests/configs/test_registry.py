@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from configs import registry
-from configs.errors import ConfigError
-from configs.registry import Table, create, resolve
-from models.engines import ENGINES
-from models.maths import KERNELS, PLANS, SOLVERS
-from models.policies import POLICIES
-from models.quickstart import BUILDERS
-from models.rewards import REWARDS
-from models.rewards.factory import check_reward, make_reward
-from storage.backends import ROOTS
-from storage.trajectories import TRAJECTORY_STORES
-from tasks.advantages.estimators import ESTIMATORS
-from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.checks.check import check_config
-from tasks.execution.launchers import LAUNCHERS
-from tasks.execution.runners import RUNNERS
-from tasks.training.optimizers import OPTIMIZERS
+from flowmill.configs import registry
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import Table, create, resolve
+from flowmill.models.engines import ENGINES
+from flowmill.models.maths import KERNELS, PLANS, SOLVERS
+from flowmill.models.policies import POLICIES
+from flowmill.models.quickstart import BUILDERS
+from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards.factory import check_reward, make_reward
+from flowmill.storage.backends import ROOTS
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.tasks.advantages.estimators import ESTIMATORS
+from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.launchers import LAUNCHERS
+from flowmill.tasks.execution.runners import RUNNERS
+from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ConfigFactory
 from tests.support.option_types import option_types, outside, stated
 
@@ -49,6 +49,24 @@ TABLES = {
     "runners": RUNNERS,
     "optimizers": OPTIMIZERS,
 }
+
+
+@pytest.mark.parametrize(
+    ("string", "own"), [("explorer.page:Reward", "explorer.page"), ("nowhere.explorer:Reward", None)]
+)
+def test_a_module_under_its_name_of_before_is_told_by_the_name_it_has(string: str, own: str | None) -> None:
+    with pytest.raises(ConfigError, match="cannot be imported") as refused:
+        resolve(REWARDS, string, label="reward")
+    assert (f"flowmill's own is named 'flowmill.{own}'" in str(refused.value)) == (own is not None)
+
+
+def test_a_module_of_ones_own_that_imports_one_of_before_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_before.py").write_text("from explorer.page import main\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"module 'explorer' .* own is named 'flowmill\.explorer'"):
+        resolve(REWARDS, "imports_before:Reward", label="reward")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -94,7 +112,7 @@ def test_a_command_in_a_config_is_not_carried_out(make_config: ConfigFactory, tm
 def test_a_class_that_lacks_a_method_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_a_kernel.py").write_text("class Half:\n    def draw(self): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    kernels = Table({}, like="models.maths.transitions:Kernel")
+    kernels = Table({}, like="flowmill.models.maths.transitions:Kernel")
     with pytest.raises(ConfigError, match=r"is the class Half; it must be a class with step, like"):
         resolve(kernels, "half_a_kernel:Half", label="rollout.sampler")
     del sys.modules["half_a_kernel"]

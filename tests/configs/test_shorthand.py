@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.algorithm_defaults import FORWARD, PER_TOKEN, STATES
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.presets import preset_gpu, preset_line, presets
-from configs.registry import create
-from flows.cli.error_reporting import refuse_bare_settings
-from tasks.advantages.estimators import ESTIMATORS
-from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from flowmill.configs.algorithm_defaults import FORWARD, PER_TOKEN, STATES
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import preset_gpu, preset_line, presets
+from flowmill.configs.registry import create
+from flowmill.flows.cli.error_reporting import refuse_bare_settings
+from flowmill.tasks.advantages.estimators import ESTIMATORS
+from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
 
 

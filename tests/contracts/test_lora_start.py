@@ -8,10 +8,10 @@ import pytest
 import torch
 from peft import PeftModel
 
-from configs.errors import ConfigError
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
-from models.weights.lora import LoraSpec
-from models.weights.lora_start import StartAdapter
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.models.weights.lora_start import StartAdapter
 from tests.contracts.test_policies import (  # noqa: F401 - fixtures
     TWO,
     Load,

@@ -25,20 +25,20 @@ from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from PIL import Image
 from safetensors.torch import load_file
 
-from configs.errors import ConfigError
-from configs.registry import resolve
-from models.image_files import within
-from models.library_loading import quiet_libraries
-from models.maths.conditioning import Conditioning
-from models.maths.preserving import clean_ends, flow_length
-from models.maths.sampling import Sampler, grid_at, ode_plan, replay, sample
-from models.maths.schedules import AllSteps
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE, FlowSDE
-from models.policies import (
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import resolve
+from flowmill.models.image_files import within
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.preserving import clean_ends, flow_length
+from flowmill.models.maths.sampling import Sampler, grid_at, ode_plan, replay, sample
+from flowmill.models.maths.schedules import AllSteps
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE, FlowSDE
+from flowmill.models.policies import (
     CLIP_CONDITIONED,
-    DISTILLED_GUIDANCE,
     EMBEDDED_GUIDANCE,
+    HEARD,
     IMAGE_CONDITIONED,
     NOISE_RANGE,
     POLICIES,
@@ -47,20 +47,18 @@ from models.policies import (
     VIDEO,
     most_images,
 )
-from models.policies import MODULAR as MODULAR_FAMILIES
-from models.policies.ddim import DDIMPolicy
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
-from models.policies.ltx2 import LTX2
-from models.policies.minimax_h3 import MiniMaxH3
-from models.policies.minimax_h3_fl2v import MiniMaxH3Frames
-from models.policies.modular import ModularPolicy
-from models.policies.parts import Part
-from models.policies.pipeline_index import MODULAR, component_entry, index_file
-from models.quickstart.tiny import build_tiny
-from models.weights.lora import LoraSpec, check_lora_targets
-from models.weights.lora_files import LORA_FILE
-from models.weights.merging import Merged
-from tasks.export.files import store_guider, write_pipeline
+from flowmill.models.policies import MODULAR as MODULAR_FAMILIES
+from flowmill.models.policies.ddim import DDIMPolicy
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
+from flowmill.models.policies.ltx2 import LTX2
+from flowmill.models.policies.modular import ModularPolicy
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline_index import MODULAR, component_entry, index_file
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.models.weights.lora import LoraSpec, check_lora_targets
+from flowmill.models.weights.lora_files import LORA_FILE
+from flowmill.models.weights.merging import Merged
+from flowmill.tasks.export.files import store_guider, write_pipeline
 from tests.support.families import PIPELINES, SLOW_PAIRS, UNPADDED, family_params, representatives
 
 ALL = frozenset(Part)
@@ -114,15 +112,6 @@ def of_length(length: int, **further: Any) -> dict[str, Any]:
     return {"options": options, "call": {**options, **further}}
 
 
-# The shortest clips there are. The 0 that levels end in is a step there, and its sound has a schedule of its own.
-_MINIMAX = Tiny(
-    64,
-    options={"max_sequence_length": 64},
-    call={"num_frames": 124, "num_inference_steps": 5},
-    guidance="",
-    tolerance=5e-6,
-    frames=124,
-)
 _LTX2 = Tiny(
     **of_length(
         16,
@@ -205,14 +194,13 @@ TINY: Mapping[str, Tiny] = {
     "ltx2": _LTX2,
     # As in 2.3, which is the pipeline's default.
     "ltx2_i2v": dataclasses.replace(_LTX2, options={**_LTX2.options, "use_cross_timestep": True}),
-    **dict.fromkeys(("minimax_h3", "minimax_h3_fl2v"), _MINIMAX),
     # The pipeline runs both halves of guidance in one forward of other padding.
     "z_image": Tiny(**of_length(64), guidance_offset=-1.0, tolerance=2e-6),
 }
 
 
 #: Families whose models are called once, regardless of the guidance.
-ONCE = EMBEDDED_GUIDANCE | DISTILLED_GUIDANCE
+ONCE = EMBEDDED_GUIDANCE
 #: Families whose pipelines take one image, and one prompt with it.
 SINGLE = {"ltx2_i2v"}
 #: Families of two denoisers.
@@ -311,7 +299,7 @@ def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
         tiny = TINY[family]
         options = {**tiny.options, **settings.pop("options", {})}
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
-        chosen = DiffusionSettings(guidance_scale=1.0 if family in DISTILLED_GUIDANCE else guidance_scale, **size)
+        chosen = DiffusionSettings(guidance_scale=guidance_scale, **size)
         cls = resolve(POLICIES, family, label="policy")
         if {"compile", "device_map", "empty"} & set(settings):
             return cls.load(folder, chosen, parts, options)
@@ -388,31 +376,21 @@ def drawn_alone(pipeline: Any, *, output_type: str, **call: Any) -> Any:
         return made.frames if "frames" in made else made.images
     single = {name: value[0] if isinstance(value, list) and name != "image" else value for name, value in call.items()}
     state = pipeline(output_type="np", **single)
-    clips = "videos" in pipeline.blocks.output_names
-    if output_type == "latent":
-        return state.latents if clips else state.latents.flatten(2).transpose(1, 2)
-    return state.videos if clips else state.images
-
-
-def framed(pipeline: Any, policy: MiniMaxH3Frames, **call: Any) -> Any:
-    """Call a pipeline with the policy's noise, so that its generator draws the noise in given frames alone."""
-    clip, sound = policy.clip_latents(noise(policy)), policy.apart(noise(policy))[1]
-    heard = policy._joined.own(sound, torch.ones(4)).unflatten(1, (2, -1, policy._shape().sound[1])).transpose(2, 3)
-    rows = []
-    for row, prompt in enumerate(PROMPTS):
-        seed = [torch.Generator().manual_seed(pipeline.keyframe_encode_seed)]
-        given = {"latents": clip[row : row + 1], "audio_latents": heard[row]}
-        rows.append(drawn_alone(pipeline, prompt=[prompt], generator=seed, **given, **call))
-    return torch.cat(rows) if isinstance(rows[0], torch.Tensor) else np.concatenate(rows)
+    return state.latents.flatten(2).transpose(1, 2) if output_type == "latent" else state.images
 
 
 def plain_pipeline(cls: Any, folder: Path) -> Any:
     """Return diffusers' own pipeline of a folder, loaded as it says, but for what needs packages that are not here."""
     given = cls.components(folder, ALL)
-    if not issubclass(cls, ModularPolicy):
-        return DiffusionPipeline.from_pretrained(folder, **given)
-    pipeline = cls.pipeline_blocks().init_pipeline(str(folder))
-    return filled(pipeline, given)
+    if issubclass(cls, ModularPolicy):
+        pipeline = filled(cls.pipeline_blocks().init_pipeline(str(folder)), given)
+    else:
+        pipeline = DiffusionPipeline.from_pretrained(folder, **given)
+    # torch multiplies rows together where a weight takes gradients, one by one elsewhere, which rounds otherwise.
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.requires_grad_(False)
+    return pipeline
 
 
 def filled(pipeline: Any, given: Mapping[str, Any]) -> Any:
@@ -435,7 +413,7 @@ def ode(policy: DiffusionPolicy, steps: int, guided: bool) -> torch.Tensor:
 
 def seen(policy: DiffusionPolicy, final: torch.Tensor) -> torch.Tensor:
     """Return the latents that a pipeline gives of what is seen, of final ones."""
-    return policy.clip_latents(final) if isinstance(policy, LTX2 | MiniMaxH3) else final
+    return policy.clip_latents(final) if isinstance(policy, LTX2) else final
 
 
 def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
@@ -493,8 +471,6 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
 
     def run(output: str) -> Any:
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
-        if isinstance(policy, MiniMaxH3Frames):
-            return framed(pipeline, policy, output_type=output, **call)
         if family in UNPADDED or (images_to_start_from is not None and family in REFERENCES):
             images = images_to_start_from if family in REFERENCES else None
             made = one_by_one(pipeline, images, generators, output_type=output, **call)
@@ -867,7 +843,7 @@ def test_given_media_are_encoded_as_samples_are_decoded(
     shape = (2, 3, policy.settings.frames, 8, 8) if policy.settings.frames > 1 else (2, 3, 8, 8)
     policy.decoded_clean(policy.finished(latents, cond))
     found = policy.encode_media(torch.zeros(shape))
-    if policy.modality_names:
+    if family in HEARD:
         found = torch.cat([found, heard_again(policy, policy.finished(latents, cond), monkeypatch)], dim=1)
     torch.testing.assert_close(found, latents, rtol=2e-5, atol=2e-5)
     assert policy.velocity(found, torch.full((2,), 0.5), cond).shape == latents.shape
@@ -1158,8 +1134,7 @@ def test_large_images_are_decoded_in_tiles_and_small_ones_whole(family: str, loa
             latents = whole.finished(latents, conditioning(whole, False, PROMPTS[:1]))
         images = [policy.decode(latents) for policy in (whole, tiled)]
         assert images[0].shape == images[1].shape
-        # MiniMax-H3's pipeline has tiles always, as the autoencoder was published.
-        assert torch.equal(*images) is (same or family.startswith("minimax_h3"))
+        assert torch.equal(*images) is same
 
 
 def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: str, load: Load) -> None:
@@ -1181,7 +1156,7 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     (slope,) = torch.autograd.grad(far.flatten(1).sum(), latents)
     assert torch.isfinite(slope).all()
     # What is heard is not seen.
-    seen, *heard = policy.apart(slope) if policy.modalities() else (slope,)
+    seen, *heard = policy.apart(slope) if isinstance(policy, LTX2) else (slope,)
     assert (seen != 0).float().mean() > 0.9
     assert not any(part.any() for part in heard)
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.errors import ConfigError, RewardError
-from configs.rewards import RewardSection
-from models.quickstart.corpus import digit_pairs, rendered_words
-from models.rewards import REWARDS
-from models.rewards.base import Batch, Scores, perfect_score, quoted_text
-from models.rewards.factory import FunctionReward, check_reward, make_reward, works_on_accelerator
-from models.rewards.invocation import needs_of_made
-from models.rewards.ocr import edit_distance, text_score
-from models.rewards.testing import CONTRACT, made_up_references, samples
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.quickstart.corpus import digit_pairs, rendered_words
+from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards.base import Batch, Scores, perfect_score, quoted_text
+from flowmill.models.rewards.factory import FunctionReward, check_reward, make_reward, works_on_accelerator
+from flowmill.models.rewards.invocation import declared_needs
+from flowmill.models.rewards.ocr import edit_distance, text_score
+from flowmill.models.rewards.testing import CONTRACT, random_references, samples
 from tests.support.chat import Endpoint, says, serving
 from tests.support.clap import write_clap
 from tests.support.clip import write_clip, write_head, write_latent_head
@@ -156,7 +156,7 @@ SEES_SOURCES = {
 @pytest.mark.parametrize("name", sorted(SEES_SOURCES))
 def test_the_contract_with_sources(build: Build, name: str) -> None:
     reward = build(name, **SEES_SOURCES[name])
-    assert needs_of_made(reward).references
+    assert declared_needs(reward).references
     for holds in CONTRACT:
         holds(reward, samples(references=2))
 
@@ -174,9 +174,9 @@ def test_the_contract(build: Build, name: str) -> None:
         ),
     }
     made = Batch(media=images(), prompts=PROMPTS, metadata=METADATA, groups=["a", "b", "a", "b", "c", "c"])
-    made = replace(made, references=made_up_references(6, 1) if needs_of_made(reward).references else ())
+    made = replace(made, references=random_references(6, 1) if declared_needs(reward).references else ())
     for holds in CONTRACT:
-        holds(reward, others.get(needs_of_made(reward).media, made))
+        holds(reward, others.get(declared_needs(reward).media, made))
 
 
 def test_unknown_options_are_refused(name: str) -> None:

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from configs.errors import CorruptError, RunConflictError, StoreError
-from configs.schema import StoreSection
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.backends import ROOTS, open_backend
-from storage.backends.base import BLOCK, PART, FileEntry, Root
-from storage.backends.checksums import describe_file
-from storage.backends.connection import connection
-from storage.backends.obstore_client import Quick
-from storage.layout import ArtifactRef
+from flowmill.configs.errors import CorruptError, RunConflictError, StoreError
+from flowmill.configs.schema import StoreSection
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.backends import ROOTS, open_backend
+from flowmill.storage.backends.base import BLOCK, PART, FileEntry, Root
+from flowmill.storage.backends.checksums import describe_file
+from flowmill.storage.backends.connection import connection
+from flowmill.storage.backends.obstore_client import Quick
+from flowmill.storage.layout import ArtifactRef
 from tests.support.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
@@ -142,6 +142,14 @@ def test_publishing_again_changes_nothing(root: Root) -> None:
     assert dict(root.files("kind/id/0-abc")) == {"file": 7}
 
 
+@pytest.mark.campaign_cases(
+    "s3 with faults-1048576-_version_1",
+    "s3 with faults-1048576-_version_3",
+    "s3 with faults-1048576-describe_file",
+    "s3 with faults-4194304-_version_1",
+    "s3 with faults-4194304-_version_3",
+    "s3 with faults-4194304-describe_file",
+)
 @described
 @pytest.mark.parametrize("whole", [BLOCK, PART, PART + BLOCK])
 def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path, describe: Describe, whole: int) -> None:
@@ -309,7 +317,7 @@ class TestS3:
             faults.share = 0.4
             # Whichever client puts it: after an answer that was lost the quick one is left alone.
             for number in range(10):
-                monkeypatch.setattr("storage.backends.obstore_client._REST_S", 0.0 if number % 2 else 60.0)
+                monkeypatch.setattr("flowmill.storage.backends.obstore_client._REST_S", 0.0 if number % 2 else 60.0)
                 assert root.create(f"record/{number}", b"1")
                 assert not open_backend(section).create(f"record/{number}", b"2")
             assert faults.counts["lost"] > 3
@@ -349,7 +357,7 @@ class TestS3:
             assert getting.get([f"{n}" for n in range(100)]) == [(False, None)] * 100
             assert not putting.put("1", b"1")
             monkeypatch.setattr(
-                "storage.backends.obstore_client.quick_connection", lambda *_: pytest.fail("asked again")
+                "flowmill.storage.backends.obstore_client.quick_connection", lambda *_: pytest.fail("asked again")
             )
             for quick in (getting, putting):
                 assert quick.rests
@@ -397,6 +405,7 @@ class TestS3:
         with pytest.raises(StoreError, match="there is no bucket 'flowmill-absent'"):
             open_backend(StoreSection(root="s3://flowmill-absent/x"))
 
+    @pytest.mark.campaign_cases("silence", "no listener")
     @pytest.mark.parametrize(
         ("scheme", "listening", "said"),
         [

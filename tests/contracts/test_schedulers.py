@@ -18,20 +18,21 @@ import pytest
 import torch
 from PIL import Image
 
-from configs.errors import ConfigError
-from configs.registry import build, resolve
-from models.library_loading import quiet_libraries
-from models.maths.preserving import flow_length
-from models.maths.sampling import Sampler, ode_plan, sample
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE
-from models.policies import POLICIES
-from models.policies.ddim import DDIMOptions, DDIMPolicy, UNetPolicy
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.modular import ModularPolicy
-from models.policies.pipeline import PipelinePolicy
-from models.policies.pipeline_index import component_entry, index_file
-from models.quickstart.tiny import build_tiny
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import build, resolve
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.preserving import flow_length
+from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.ddim import DDIMOptions, DDIMPolicy, UNetPolicy
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from flowmill.models.policies.modular import ModularPolicy
+from flowmill.models.policies.nan_checks import levels_in_words
+from flowmill.models.policies.pipeline import PipelinePolicy
+from flowmill.models.policies.pipeline_index import component_entry, index_file
+from flowmill.models.quickstart.tiny import build_tiny
 from tests.contracts.test_policies import (
     TINY,
     conditioning,
@@ -110,13 +111,7 @@ COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "rescale_betas_zero_snr": {"prediction_type": "v_prediction", "timestep_spacing": "trailing"},
     "clip_sample_range": {"clip_sample": True},
 }
-#: But for what follows its options as ``minimax_h3`` does, and whose pipeline draws the noise in given frames first.
-SCHEDULERS = [
-    (family, name)
-    for family in PIPELINES
-    if family != "minimax_h3_fl2v"
-    for name in resolve(POLICIES, family, label="policy").schedulers
-]
+SCHEDULERS = [(family, name) for family in PIPELINES for name in resolve(POLICIES, family, label="policy").schedulers]
 DDIM = [name for name in PIPELINES if issubclass(resolve(POLICIES, name, label="policy"), DDIMPolicy)]
 UNETS = [name for name in DDIM if issubclass(resolve(POLICIES, name, label="policy"), UNetPolicy)]
 #: Of the others each is followed as one of these.
@@ -218,6 +213,9 @@ def marked(family: str, name: str) -> Any:
     return pytest.param(family, name, marks=[] if family in OFTEN else [pytest.mark.campaign])
 
 
+@pytest.mark.campaign_cases(
+    "sdxl-DDIMScheduler", "sdxl-DPMSolverMultistepScheduler", "sdxl-EulerDiscreteScheduler", "sdxl-PNDMScheduler"
+)
 @pytest.mark.usefixtures("small_references")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("family", "name"), [marked(*each) for each in SCHEDULERS])
@@ -280,7 +278,7 @@ def test_a_prediction_that_says_nothing_of_pure_noise_is_refused(tmp_path: Path)
     [
         ({"timestep_spacing": "trailing"}, 7, "only where 1000 is a multiple of their number"),
         ({}, 1001, "knows 1000 noise levels, and its steps would leave them"),
-        ({}, 1000, "(num_train_timesteps 1000, steps_offset 1)"),
+        ({}, 1001, "(num_train_timesteps 1000, steps_offset 1)"),
         ({"trained_betas": [0.001, 0.01, 0.02]}, 4, "knows 3 noise levels"),
         ({"beta_end": "much"}, 4, "diffusers can make no DDIMScheduler of scheduler/scheduler_config.json"),
     ],
@@ -292,6 +290,30 @@ def test_steps_that_a_schedule_does_not_have_are_refused(
     folder.options = DDIMOptions(steps=steps)
     folder.write(change)
     assert expected in str(folder.refusal())
+
+
+def test_messages_name_a_few_of_many_noise_levels() -> None:
+    assert levels_in_words(torch.linspace(1, 0, 1001)) == "1, 0.999, 0.998, ..., 0.001, 0"
+    assert levels_in_words(torch.tensor([1.0, 0.5])) == "1, 0.5"
+
+
+@pytest.mark.parametrize("family", DDIM)
+def test_a_chain_may_visit_every_timestep_of_training(family: str, tmp_path: Path) -> None:
+    folder = Folder(family, resolve(POLICIES, family, label="policy").walked, tmp_path)
+    folder.write({})
+    levels = folder.policy.trained_levels(tmp_path)
+    assert len(levels) == 1000
+    assert bool((levels[1:] > levels[:-1]).all())
+    policy = folder.policy(folder.pipeline(), folder.settings, folder.options)
+    torch.testing.assert_close(policy.sigmas(1000)[:-1], levels.flip(0).float(), rtol=0, atol=0)
+    call = policy.pipeline_call(1000, None)
+    assert call is not None
+    assert call.scheduler is not None
+    plain = getattr(diffusers, call.scheduler.name).from_config(
+        policy.pipeline.scheduler.config, **call.scheduler.options
+    )
+    plain.set_timesteps(1000)
+    assert plain.timesteps.tolist() == list(range(999, -1, -1))
 
 
 def test_a_unet_that_takes_guidance_is_refused(tmp_path: Path) -> None:

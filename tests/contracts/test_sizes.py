@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.policies import VIDEO, most_images
-from models.policies.diffusion import DiffusionPolicy
+from flowmill.models.policies import VIDEO, most_images
+from flowmill.models.policies.diffusion import DiffusionPolicy
 from tests.contracts.test_policies import (  # noqa: F401 - fixtures
     TINY,
     Load,

@@ -14,16 +14,16 @@ import duckdb
 import numpy as np
 import pytest
 
-from configs.errors import ConfigError, CorruptError
-from configs.registry import resolve
-from storage.artifacts.collective_publish import describe
-from storage.artifacts.row_digest import Contents
-from storage.backends.checksums import hash_file
-from storage.trajectories import TRAJECTORY_STORES
-from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
-from storage.trajectories.media import MediaFormat, Sound
-from storage.trajectories.schema import SAMPLES, read_table, write_table
-from storage.trajectories.webdataset import WebDatasetStore
+from flowmill.configs.errors import ConfigError, CorruptError
+from flowmill.configs.registry import resolve
+from flowmill.storage.artifacts.collective_publish import describe
+from flowmill.storage.artifacts.row_digest import Contents
+from flowmill.storage.backends.checksums import hash_file
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
+from flowmill.storage.trajectories.media import MediaFormat, Sound
+from flowmill.storage.trajectories.schema import SAMPLES, read_table, write_table
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
 from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 
@@ -230,7 +230,7 @@ def test_texts_of_a_few_bytes_and_empty_ones(trajectory_store: TrajectoryStore, 
 def test_a_group_larger_than_a_page_is_split(
     trajectory_store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.trajectories.parquet._PAGE", 500)
+    monkeypatch.setattr("flowmill.storage.trajectories.parquet._PAGE", 500)
     written = [replace(sample, prompt_id="p", group_id="p") for sample in samples(7)]
     write_samples(trajectory_store, tmp_path, written)
     shard = trajectory_store.open(FolderFiles(tmp_path))

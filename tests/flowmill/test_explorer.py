@@ -22,8 +22,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import flowmill
-from configs.escaping import in_cell, in_markdown, visible
-from configs.schema import RunConfig
+from flowmill.configs.escaping import in_cell, in_markdown, visible
+from flowmill.configs.schema import RunConfig
 from flowmill.explorer.samples import NOISE, in_groups, in_reading_order, paired, short, stops
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
@@ -255,7 +255,17 @@ def test_the_server_listens_on_loopback_alone_and_ends_with_a_signal(run: Any, t
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (tmp_path / "pandas.py").write_text("raise SystemExit('hidden')")
-    command = [sys.executable, "-m", "flows.cli", "view", "small", "--root", run.store.root, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "flowmill.flows.cli",
+        "view",
+        "small",
+        "--root",
+        run.store.root,
+        "--port",
+        str(port),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL)
     try:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
-from tasks.inputs.store_trust import remember
-from tasks.metrics.describe import describe_result
-from tasks.runs.context import RunContext
-from tasks.runs.opening import mark_finished
-from tasks.runs.state import note_state
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.load import load_config
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.metrics.describe import describe_result
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import mark_finished
+from flowmill.tasks.runs.state import note_state
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.small import small_data, write_small
 

@@ -5,122 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from configs.errors import ConfigError, FlowmillError, StoreError
-from configs.proxies import by_proxy
-from configs.rewards import ServerSection
-from configs.schema import StoreSection
-from flows.api import named_server
-from flows.cli.error_reporting import refuse_empty
-from flows.environment import as_overrides, default_root, existing_root, prepare_environment
-from flows.server import local_api
-from models.rewards.remote import RemoteReward
-from storage.backends import open_backend
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.schema import StoreSection
+from flowmill.flows.cli.error_reporting import refuse_empty
+from flowmill.flows.environment import as_overrides, default_root, existing_root
+from flowmill.flows.server import local_api
+from flowmill.storage.backends import open_backend
 from tests.conftest import ROOT
 
 #: A port without a listener, as a proxy and as a server.
 NO_LISTENER = "http://127.0.0.1:9"
-SAID = (
-    " of the environment sends this through the proxy 127.0.0.1:9: check that it is right and that it answers, or add "
-)
-
-
-@pytest.fixture
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-
-
-def a_reward_server() -> None:
-    about = ServerSection(url="http://rewards.example:8600", timeout_s=1, patience_s=0)
-    RemoteReward(about, "constant", {}).introduce()
-
-
-def prefects_server() -> None:
-    with temporary_settings({PREFECT_API_URL: "http://prefect.example:4200/api"}), named_server() as client:
-        client.read_work_pools(limit=1)
-
-
-def mlflows_server() -> None:
-    from tasks.tracking.client import open_client, reaching
-
-    with reaching("http://mlflow.example:5000", "The report"):
-        open_client("", "http://mlflow.example:5000").search_experiments()
-
-
-def the_hub() -> None:
-    from tasks.inputs.hub import _failed
-
-    raise _failed("owner/model", ConnectionError("refused"))
-
-
-def a_judge() -> None:
-    import numpy as np
-
-    from models.rewards.vlm import VlmJudge
-
-    judge = VlmJudge(model="m", endpoint="http://judge.example/v1", timeout_s=1)
-    judge.answer(np.zeros((8, 8, 3), np.uint8), "what?")
-
-
-@pytest.mark.parametrize(
-    ("asks", "variable", "host"),
-    [
-        (a_reward_server, "http_proxy", "rewards.example"),
-        (a_reward_server, "HTTP_PROXY", "rewards.example"),
-        (a_reward_server, "ALL_PROXY", "rewards.example"),
-        (prefects_server, "HTTP_PROXY", "prefect.example"),
-        (mlflows_server, "http_proxy", "mlflow.example"),
-        (the_hub, "HTTPS_PROXY", "huggingface.co"),
-        (a_judge, "HTTP_PROXY", "judge.example"),
-    ],
-)
-def test_a_proxy_that_fails_is_named_by_its_variable(
-    asks: Callable[[], None], variable: str, host: str, no_proxy: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Its password is nobody's to read.
-    monkeypatch.setenv(variable, "http://somebody:secret@127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
-    with pytest.raises((FlowmillError, ConnectionError)) as failed:
-        asks()
-    assert f"{variable}{SAID}{host} to NO_PROXY." in str(failed.value)
-    assert "secret" not in str(failed.value)
-
-
-@pytest.mark.slow
-def test_a_proxy_before_s3_is_named(no_proxy: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {
-        "AWS_ENDPOINT_URL": "http://s3.example",
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
-        "HTTP_PROXY": NO_LISTENER,
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("storage.backends.connection._OPENED_S", 0.5)
-    with pytest.raises(StoreError) as failed:
-        open_backend(StoreSection(root="s3://bucket/x", cache=str(tmp_path)))
-    assert f"HTTP_PROXY{SAID}s3.example to NO_PROXY." in str(failed.value)
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8600", "http://localhost/x", "http://[::1]:1/", "sqlite:///a.db"])
-def test_what_is_on_this_machine_goes_through_no_proxy(
-    url: str, no_proxy: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name.upper(), NO_LISTENER)
-    monkeypatch.setenv("no_proxy", "")
-    prepare_environment()
-    assert by_proxy(url) == ""
-    assert "HTTP_PROXY" in by_proxy("http://elsewhere.example")
-    monkeypatch.setenv("no_proxy", f"{os.environ['no_proxy']},.example")
-    assert by_proxy("http://elsewhere.example") == ""
 
 
 def test_a_prefect_server_that_does_not_answer_is_named_before_a_run_begins() -> None:
@@ -144,7 +44,7 @@ def test_a_server_starts_before_prefect_is_imported_and_only_if_no_profile_names
     tmp_path: Path, profile: str, said: list[str]
 ) -> None:
     code = (
-        "import sys\nfrom configs.errors import ConfigError\nfrom flows import server\n"
+        "import sys\nfrom flowmill.configs.errors import ConfigError\nfrom flows import server\n"
         "class Api:\n    def __init__(self): print('started', 'prefect' in sys.modules)\n"
         "    def stop(self): print('stopped')\n"
         "server.LocalApi = Api\n"

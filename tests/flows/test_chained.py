@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.errors import ConfigError
-from configs.presets import preset_files
-from flows import pipeline as flow
-from flows import sweep
-from flows.chained import asked_config, chained
-from flows.cli.check import check_command
-from flows.requests import PipelineRequest, SweepRequest
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import list_runs
-from tasks.runs.opening import begin_run, open_run
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.presets import preset_files
+from flowmill.flows import pipeline as flow
+from flowmill.flows import sweep
+from flowmill.flows.chained import chained, resolved_config
+from flowmill.flows.cli.check import check_command
+from flowmill.flows.requests import PipelineRequest, SweepRequest
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import list_runs
+from flowmill.tasks.runs.opening import begin_run, open_run
 from tests.conftest import FlowmillCommand
 from tests.support.language_models import texts_data
 
@@ -76,8 +76,8 @@ def test_both_runs_are_asked_for_with_common_settings_until_the_second_has_begun
     monkeypatch.setattr(flow, "train", lambda stages, callbacks: None)
     flow.pipeline.fn(asked)
     assert done == [first, asked]
-    monkeypatch.setattr("tasks.runs.opening.started_from", lambda store, config: {"policy": "policies/x"})
-    begin_run(asked_config(asked))
+    monkeypatch.setattr("flowmill.tasks.runs.opening.started_from", lambda store, config: {"policy": "policies/x"})
+    begin_run(resolved_config(asked))
     assert chained(asked) == [asked]
 
 

@@ -27,7 +27,7 @@ def refused(result: subprocess.CompletedProcess[str], expected: str) -> None:
 
 def test_help_is_instant() -> None:
     begun = time.monotonic()
-    command = [sys.executable, "-X", "importtime", "-m", "flows.cli", "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "flowmill.flows.cli", "--help"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "run" in result.stdout
     assert time.monotonic() - begun < 5
@@ -93,6 +93,7 @@ def test_a_run_from_nothing_to_an_export_and_again(
     assert "samples.tar" in verified.stdout
 
 
+@pytest.mark.campaign
 def test_one_stage_alone_with_another_reward(flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path) -> None:
     assert flowmill("run", *arguments, "--quiet").returncode == 0
     root = ["--root", str(tmp_path / "store")]
@@ -115,6 +116,7 @@ def test_one_stage_alone_with_another_reward(flowmill: FlowmillCommand, argument
     refused(flowmill("status", "small", "--why", "optimise@2", *root), "At epoch 2 it has rollout, score")
 
 
+@pytest.mark.campaign
 def test_what_became_due_is_said_and_done(flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path) -> None:
     root = ["--root", str(tmp_path / "store")]
     restless = ["--set", "rewards=[{name: 'tests.support.rewards:Restless'}]"]
@@ -140,6 +142,7 @@ def test_what_became_due_is_said_and_done(flowmill: FlowmillCommand, arguments: 
     assert flowmill("status", "small", "--check", *root).returncode == 0
 
 
+@pytest.mark.campaign
 def test_an_evaluation_of_its_own_name(flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path) -> None:
     root = ["--root", str(tmp_path / "store")]
     assert flowmill("run", *arguments, "--set", "run.epochs=1", "--quiet").returncode == 0
@@ -177,6 +180,7 @@ def test_bad_input_is_one_message(flowmill: FlowmillCommand, arguments: list[str
     refused(flowmill("stage", "scor", "--run", "x", "--root", str(tmp_path / "store")), "Did you mean 'score'")
 
 
+@pytest.mark.campaign
 def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
     flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path
 ) -> None:
@@ -203,6 +207,7 @@ def test_an_unknown_failure_names_the_cause_without_a_traceback(
     assert "Traceback" in flowmill("run", *arguments, *crash, FLOWMILL_TRACEBACK="1").stderr
 
 
+@pytest.mark.campaign
 def test_transient_errors_are_retried_and_others_are_not(flowmill: FlowmillCommand, arguments: list[str]) -> None:
     flaky = ["--set", "rewards=[{name: 'tests.support.rewards:Flaky'}]", "--set", "execution.retry_delay_s=0.1"]
     once = ["--set", "run.epochs=1", "--set", "evaluate.judges=[]"]
@@ -213,6 +218,7 @@ def test_transient_errors_are_retried_and_others_are_not(flowmill: FlowmillComma
     assert flowmill("run", *arguments, *flaky, *once, *skip_first, "--set", "execution.retries=3").returncode == 0
 
 
+@pytest.mark.campaign
 def test_two_processes_under_torchrun(flowmill: FlowmillCommand, arguments: list[str]) -> None:
     result = flowmill("run", *arguments, "--set", "execution.processes=2", "--set", "run.epochs=1")
     assert result.returncode == 0, result.stdout + result.stderr

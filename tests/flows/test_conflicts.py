@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
-from storage.artifacts.commit import ArtifactStore
-from tasks.runs.locks import holding
-from tasks.runs.opening import begin_run
+from flowmill.configs.load import load_config
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.tasks.runs.locks import holding
+from flowmill.tasks.runs.opening import begin_run
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ _HEAVY = ("torch", "prefect", "mlflow", "diffusers", "transformers")
 _WATCHED = f"""
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps([name for name in {_HEAVY} if name in sys.modules])))
-from flows.cli import main
+from flowmill.flows.cli import main
 main()
 """
 COMMANDS = {

@@ -29,16 +29,16 @@ from prefect.runner import Runner
 from prefect.runner.storage import LocalStorage
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from configs.errors import ConfigError, PromptError, StoreError
-from configs.load import dump_yaml, load_config
-from flows.cli.deploy import deploy, list_deployments
-from flows.deployments import _FILE, DeployRequest, apply_plan, every_deployment, plan
-from flows.pipeline import pipeline
-from flows.requests import ContinueRequest
-from flows.schedule_parser import read_schedule, schedule_text
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from tasks.specs.stages import STAGES
+from flowmill.configs.errors import ConfigError, PromptError, StoreError
+from flowmill.configs.load import load_config
+from flowmill.flows.cli.deploy import deploy, list_deployments
+from flowmill.flows.deployments import _FILE, DeployRequest, apply_plan, every_deployment, plan
+from flowmill.flows.pipeline import pipeline
+from flowmill.flows.requests import ContinueRequest
+from flowmill.flows.schedule_parser import read_schedule, schedule_text
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.specs.stages import STAGES
 from tests.conftest import FlowmillCommand
 
 pytestmark = pytest.mark.slow
@@ -164,7 +164,7 @@ def update_schedule(client: SyncPrefectClient, name: str) -> None:
 
 
 def apply_named(client: SyncPrefectClient, name: str) -> None:
-    RunnerDeployment(name=name, flow_name="pipeline", entrypoint="flows.pipeline.pipeline").apply()
+    RunnerDeployment(name=name, flow_name="pipeline", entrypoint="flowmill.flows.pipeline.pipeline").apply()
 
 
 def to_deployment(name: str) -> RunnerDeployment:
@@ -208,6 +208,7 @@ LOST: dict[Callable[[SyncPrefectClient, str], None], set[str]] = {
 }
 
 
+@pytest.mark.campaign_cases("deploy_file")
 @pytest.mark.parametrize("way", LOST, ids=lambda way: way.__name__)
 def test_prefects_own_ways_to_deploy_replace_what_was_set_by_hand(
     way: Callable[[SyncPrefectClient, str], None], client: SyncPrefectClient, name: str, by_hand: dict[str, Any]
@@ -234,6 +235,30 @@ def test_deployments_of_one_flow_live_side_by_side_and_are_listed(
     list_deployments()
     shown = capsys.readouterr().out
     assert all(word in shown for word in (first, second, "digits_crd", "next start"))
+
+
+@pytest.mark.parametrize("entrypoint", ["flows.pipeline.pipeline", "flows.etl.pipeline"])
+def test_a_deployment_of_before_is_listed_with_the_command_that_makes_it_run(
+    entrypoint: str, client: SyncPrefectClient, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its flow has another name by now; a package ``flows`` of others is theirs."""
+    apply_plan(plan(request(name, config="digits", schedule="0 2 * * *")))
+    asked = client.read_deployment_by_name(f"pipeline/{name}").parameters
+    made = RunnerDeployment(name=name, flow_name="pipeline", entrypoint=entrypoint, parameters=asked)
+    made.apply(work_pool_name="flowmill")
+    list_deployments()
+    shown = capsys.readouterr().out
+    if "etl" in entrypoint:
+        assert name not in shown
+        return
+    again = f"flowmill deploy --only pipeline --name '{name}'"
+    assert f"pipeline/{name} cannot start: an earlier flowmill deployed it" in shown.replace("\n", " ")
+    assert again in shown.replace("\n", " ")
+    deploy(request(name), sure=True)
+    assert client.read_deployment_by_name(f"pipeline/{name}").entrypoint == "flowmill.flows.pipeline.pipeline"
+    capsys.readouterr()
+    list_deployments()
+    assert again not in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_the_command_that_goes_on_names_the_deployment_it_is_of(client: SyncPrefectClient, name: str) -> None:
@@ -291,8 +316,8 @@ CONFIGS: dict[str, tuple[str | None, str]] = {
     "no YAML": ("run: {", "config.yaml"),
     "no settings": ("- 3", "config.yaml"),
     "an unknown setting": ("run: {epoch: 3}", "epoch"),
-    "what check refuses": (dump_yaml(load_config("digits", ["rollout.sampler.name=ode"])), "'ode'"),
-    "prompts that are not there": (dump_yaml(load_config("digits", ["prompts.train=nosuch.txt"])), "nosuch.txt"),
+    "what check refuses": (load_config("digits", ["rollout.sampler.name=ode"]).to_yaml(), "'ode'"),
+    "prompts that are not there": (load_config("digits", ["prompts.train=nosuch.txt"]).to_yaml(), "nosuch.txt"),
 }
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, FlowmillError, StoreError, TrackingError
-from configs.schema import StoreSection
-from configs.user_directories import user_cache, user_state
-from flows.cli import app
-from flows.cli.error_reporting import report_errors
-from flows.server import check_home
-from storage.backends import open_backend
-from storage.backends.base import BLOCK, FileEntry
-from storage.backends.cache import Cache
-from storage.backends.file_hash_cache import file_hashes
-from storage.backends.s3 import RemoteFile
-from tasks.inputs.store_trust import check_trusted, remember
-from tasks.reports.benchmark_results import Result
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import ConfigError, FlowmillError, StoreError, TrackingError
+from flowmill.configs.schema import StoreSection
+from flowmill.configs.user_directories import user_cache, user_state
+from flowmill.flows.cli import app
+from flowmill.flows.cli.error_reporting import report_errors
+from flowmill.flows.server import _starts_early, check_home
+from flowmill.storage.backends import open_backend
+from flowmill.storage.backends.base import BLOCK, FileEntry
+from flowmill.storage.backends.cache import Cache
+from flowmill.storage.backends.file_hash_cache import file_hashes
+from flowmill.storage.backends.s3 import RemoteFile
+from flowmill.tasks.inputs.store_trust import check_trusted, remember
+from flowmill.tasks.runs.context import RunContext
 from tests.conftest import ConfigFactory
 from tests.support.writes import failing_below
 
@@ -146,6 +146,14 @@ def test_prefects_home_is_named(number: int, tmp_path: Path) -> None:
     assert f"'{tmp_path / 'home'}' cannot be written: {os.strerror(number)}" in str(failed.value)
 
 
+def test_no_server_starts_before_prefect_where_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "prefect")
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    with failing_below(str(tmp_path / "home"), errno.EROFS):
+        assert not _starts_early()
+    assert _starts_early()
+
+
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -161,7 +169,7 @@ def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @by_error
 def test_mlflows_folder_is_named(number: int, tmp_path: Path) -> None:
-    from tasks.tracking.client import open_client, reaching
+    from flowmill.tasks.tracking.client import open_client, reaching
 
     with (
         failing_below(str(tmp_path / "store"), number),
@@ -171,13 +179,6 @@ def test_mlflows_folder_is_named(number: int, tmp_path: Path) -> None:
         open_client(str(tmp_path / "store"), None)
     assert os.strerror(number) in str(failed.value)
     assert "\n" not in str(failed.value)
-
-
-@by_error
-def test_a_result_of_a_benchmark_that_cannot_be_written(number: int, tmp_path: Path) -> None:
-    result = Result(title="t", model="m", policy="p", images="i", rewards={}, prompts=["a"], scores={})
-    with failing_below(str(tmp_path / "out"), number), pytest.raises(StoreError, match=r"--out .* cannot be written"):
-        result.write(tmp_path / "out")
 
 
 class _Bucket:
@@ -191,7 +192,7 @@ class _Bucket:
 def test_a_cache_of_s3_that_cannot_be_written(number: int, tmp_path: Path) -> None:
     """Ranges are read without it; what needs a whole file on the disk says which setting names another folder."""
     (tmp_path / "data").write_bytes(b"x" * BLOCK)
-    from storage.backends.checksums import describe_file
+    from flowmill.storage.backends.checksums import describe_file
 
     entry: FileEntry = describe_file(tmp_path / "data", "data")
     with failing_below(str(tmp_path / "cache"), number):

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.cli.signals import terminable
-from flows.requests import PipelineRequest
-from flows.run_in_process import stop_if_interrupted
+from flowmill.configs.exits import StopSignal
+from flowmill.flows.cli.signals import terminable
+from flowmill.flows.requests import PipelineRequest
+from flowmill.flows.run_in_process import stop_if_interrupted
 
 
 @pytest.fixture
@@ -47,8 +48,9 @@ def test_a_termination_behind_an_error() -> None:
     assert stopped.value.code == 143
 
 
+@pytest.mark.usefixtures("listening")
 def test_ctrl_c_behind_an_error() -> None:
-    for cause in (SystemExit(130), KeyboardInterrupt()):
+    for cause in (StopSignal(130), KeyboardInterrupt()):
         with pytest.raises(type(cause)) as stopped:
             stop_if_interrupted(behind(cause))
         assert stopped.value is cause
@@ -96,12 +98,18 @@ def test_an_error_alone_is_not_an_interruption() -> None:
 
 @pytest.mark.parametrize(
     ("cause", "expected"),
-    [(KeyboardInterrupt(), "KILLED"), (SystemExit(143), "KILLED"), (RuntimeError("a bug"), "FAILED")],
+    [
+        (KeyboardInterrupt(), "KILLED"),
+        (StopSignal(143), "KILLED"),
+        (SystemExit(143), "FAILED"),
+        (RuntimeError("a bug"), "FAILED"),
+    ],
 )
+@pytest.mark.usefixtures("listening")
 def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     cause: BaseException, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import pipeline
+    from flowmill.flows import pipeline
 
     reported: list[str] = []
     noted: list[str] = []
@@ -110,7 +118,9 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
-    monkeypatch.setattr(pipeline, "note_state", lambda context, state, error=None: noted.append(state))
+    monkeypatch.setattr(pipeline, "end_killed", lambda flow_run: None)
+    monkeypatch.setattr(pipeline, "killed_flow_run", lambda context: "")
+    monkeypatch.setattr(pipeline, "note_state", lambda context, state, *about, **more: noted.append(state))
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.process_state, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, signature
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +14,24 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import flowmill
-from configs.command_options import command_line
-from configs.errors import ConfigError
-from configs.override_quoting import text_override
-from configs.overrides import apply_overrides
 from flowmill.components import run_stage
-from flows.cli import app
-from flows.cli.request_options import with_options
-from flows.environment import as_overrides
-from flows.requests import BenchmarkRequest, DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
-from tasks.execution.serve_reward import ServeRequest
-from tasks.ratings.request import RateRequest
-from tasks.runs.opening import run_name
+from flowmill.configs.command_options import command_line
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.override_quoting import text_override
+from flowmill.configs.overrides import apply_overrides
+from flowmill.flows.cli import app
+from flowmill.flows.cli.request_options import with_options
+from flowmill.flows.environment import as_overrides
+from flowmill.flows.requests import (
+    DeployRequest,
+    PipelineRequest,
+    Request,
+    StageRequest,
+    SweepRequest,
+)
+from flowmill.tasks.execution.serve_reward import ServeRequest
+from flowmill.tasks.ratings.request import RateRequest
+from flowmill.tasks.runs.opening import run_name
 from tests.conftest import ConfigFactory
 
 TEXTS = [
@@ -67,7 +72,6 @@ KINDS: dict[str, type[BaseModel]] = {
     "run": PipelineRequest,
     "sweep": SweepRequest,
     "stage": StageRequest,
-    "benchmark": BenchmarkRequest,
     "deploy": DeployRequest,
     "serve-reward": ServeRequest,
     "rate": RateRequest,
@@ -97,7 +101,6 @@ REQUESTS = [
     ("sweep", SweepRequest(config="c/digits.yaml", grid=["a.b=1,2", "c.d=3,4"], parallel=2, final="f.txt")),
     ("stage", StageRequest(run="r", epoch="next", slot="ocr", force=True, evaluation="e", trust_store=True)),
     ("stage", StageRequest(run="r", root="elsewhere", epoch=0, overrides=["a.b=1"])),
-    ("benchmark", BenchmarkRequest(name="digits", models=["a@1", "b c"], config=Path("c.yaml"), processes=2)),
 ]
 
 

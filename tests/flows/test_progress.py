@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flows.progress import Lines
-from tasks.metrics.describe import Made
-from tasks.specs.graph import Node
+from flowmill.flows.progress import Lines
+from flowmill.tasks.metrics.describe import StageResult
+from flowmill.tasks.specs.graph import Node
 
 
 def test_what_is_found_is_not_shown_as_trained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +24,7 @@ def test_what_is_found_is_not_shown_as_trained(capsys: pytest.CaptureFixture[str
 
 
 def test_a_stage_that_is_found_says_so() -> None:
-    made = Made(Node(1, "score", "digits"), "rewards/ab", {"": 0.5})
-    found = Made(made.node, made.artifact, made.means, found=True)
+    made = StageResult(Node(1, "score", "digits"), "rewards/ab", {"": 0.5})
+    found = StageResult(made.node, made.artifact, made.means, reused=True)
     assert str(made) == "score[digits]@1 rewards/ab (mean 0.500)"
     assert str(found) == f"{made} found, not computed again"

@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 import flowmill
-from configs.schema import StoreSection
-from flows.cli import app
-from storage.backends import open_backend
-from tasks.runs.context import RunContext
-from tasks.runs.locks import executing
-from tasks.runs.state import state_of
+from flowmill.configs.schema import StoreSection
+from flowmill.flows.cli import app
+from flowmill.storage.backends import open_backend
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.locks import executing
+from flowmill.tasks.runs.state import state_of
 from tests.support.writes import writes_below
 
 pytestmark = pytest.mark.slow
@@ -118,11 +118,27 @@ def test_a_store_on_a_read_only_file_system(finished_run: tuple[RunContext, Path
         for line in filter(lambda each: isinstance(each, str), READING):
             arguments = [word.format(out=tmp_path, config=config) for word in line.split() if "e00001" not in word]
             arguments = [word for word in arguments if word != "--sample"]
-            command = [*before, sys.executable, "-m", "flows.cli", *arguments, "--root", context.store.root.uri]
+            command = [
+                *before,
+                sys.executable,
+                "-m",
+                "flowmill.flows.cli",
+                *arguments,
+                "--root",
+                context.store.root.uri,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
             assert done.returncode == 0, done.stderr
         for line in ("stage score --run small --epoch 1 --force --trust-store", "store gc --delete", "store repair"):
-            command = [*before, sys.executable, "-m", "flows.cli", *line.split(), "--root", context.store.root.uri]
+            command = [
+                *before,
+                sys.executable,
+                "-m",
+                "flowmill.flows.cli",
+                *line.split(),
+                "--root",
+                context.store.root.uri,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
             assert done.returncode == 1
             assert f"flowmill: store.root '{context.store.root.uri}' cannot be used: Read-only" in done.stderr

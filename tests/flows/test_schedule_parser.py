@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from configs.errors import ConfigError
-from flows.schedule_parser import next_start, read_schedule, schedule_text
+from flowmill.configs.errors import ConfigError
+from flowmill.flows.schedule_parser import next_start, read_schedule, schedule_text
 
 
 @pytest.mark.parametrize(

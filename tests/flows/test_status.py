@@ -7,9 +7,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from flows.cli import app
-from tasks.runs.opening import begin_run
-from tasks.runs.state import note_state
+from flowmill.flows.cli import app
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.runs.state import note_state
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare
 

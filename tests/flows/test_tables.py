@@ -16,19 +16,16 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from configs.human_units import duration
-from configs.presets import presets
-from configs.schema import RunConfig
-from flows import console as consoles
-from flows.cli import app, benchmark, deploy, publish, rate, summary, sweep
-from flows.cli.filters import EntryFilter, ranges, short_names, span
-from flows.deployment_list import Listed
-from tasks.export.request import PublishRequest
-from tasks.metrics.sweep import Outcome, SeedSummary, Variant
-from tasks.reports.benchmark_results import Result
-from tasks.reports.published import DataFile
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
+from flowmill.configs.human_units import duration
+from flowmill.configs.presets import presets
+from flowmill.configs.schema import RunConfig
+from flowmill.flows import console as consoles
+from flowmill.flows.cli import app, deploy, rate, summary, sweep
+from flowmill.flows.cli.filters import EntryFilter, ranges, short_names, span
+from flowmill.flows.deployment_list import Listed
+from flowmill.tasks.metrics.sweep import Outcome, SeedSummary, Variant
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, prepare, run_epoch
 
@@ -149,6 +146,7 @@ def deployments() -> None:
         schedule="cron 0 2 * * 1-5 (America/Argentina/Buenos_Aires)",
         next_start="2026-11-30 02:00 UTC",
         pool="local",
+        again="",
     )
     deploy._print([row, replace(row, name="run/weekly")])
 
@@ -167,41 +165,13 @@ def rewards_of_a_run() -> None:
     summary._print_rewards({"run": NAMES[0], "evaluations": {"0": scores, "30": scores}})
 
 
-def measured_models() -> None:
-    def measured(model: str) -> Result:
-        scores = {"exact_answer": [float(number % 3) for number in range(30)]}
-        prompts = [str(number) for number in range(30)]
-        found = {"policy": "p", "images": "i", "rewards": {}, "prompts": prompts, "scores": scores}
-        return Result(title="ocr, 30 prompts", model=model, **found)  # type: ignore[arg-type]
-
-    benchmark._print([measured(f"{NAMES[0]}@{epoch}") for epoch in (0, 30)])
-
-
 def figures_of_raters() -> None:
     row = {"rater": "somebody-with-a-long-name", "pairs": 40, "won": 0.75, "low": 0.6, "high": 0.86, "ties": 3}
     rate._print("answers", [row, {**row, "rater": "another"}])
 
 
-def files_to_publish() -> None:
-    files = [
-        DataFile(
-            part="rollouts",
-            split="train",
-            name=f"rollouts/{n}.parquet",
-            path=Path(__file__),
-            rows=2,
-            licenses={},
-            content="",
-        )
-        for n in range(3)
-    ]
-    publish._show(PublishRequest(model="one", repo="me/mine"), files, b"card", private=True, exists=False)
-
-
 PRINTED: Mapping[str, Callable[[], None]] = {
-    "benchmark": measured_models,
     "deploy": deployments,
-    "publish": files_to_publish,
     "rate": figures_of_raters,
     "summary": rewards_of_a_run,
     "sweep": variants_of_a_sweep,
@@ -234,10 +204,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return print_table
 
     for module in (*COMMANDS, *PRINTED):
-        monkeypatch.setattr(f"flows.cli.{module}.print_table", printing(module))
+        monkeypatch.setattr(f"flowmill.flows.cli.{module}.print_table", printing(module))
     return found
 
 
+@pytest.mark.slow
 def test_every_command_has_one_line_for_each_entry(
     make_config: Make, counted: Counter[str], finished_run: tuple[RunContext, Path]
 ) -> None:

@@ -7,18 +7,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Running
 
-from configs.errors import ConfigError, RunConflictError
-from configs.schema import RunConfig
-from flows import scheduled_runs
-from flows.requests import GPU_SLOTS, StageRequest
-from flows.scheduled_runs import turn
-from flows.stages import FLOWS
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import ConfigError, RunConflictError
+from flowmill.configs.schema import RunConfig
+from flowmill.flows import scheduled_runs
+from flowmill.flows.pipeline import pipeline
+from flowmill.flows.requests import GPU_SLOTS, StageRequest
+from flowmill.flows.scheduled_runs import end_killed, turn
+from flowmill.flows.stages import FLOWS
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.state import killed_flow_run, note_state
 from tests.conftest import ROOT
 from tests.support.inside import prepare
 
@@ -78,13 +83,26 @@ def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> N
             client.delete_global_concurrency_limit_by_name(GPU_SLOTS)
 
 
+def test_a_killed_flow_run_ends_when_another_goes_on_with_its_run(context: RunContext) -> None:
+    with get_client(sync_client=True) as client:
+        dead, done = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
+        note_state(context, "running", flow_run=str(done))
+        note_state(context, "done")
+        assert killed_flow_run(context) == ""
+        note_state(context, "running", flow_run=str(dead))
+        for name in (killed_flow_run(context), "", "no id", str(uuid4())):
+            end_killed(name)
+        states = [client.read_flow_run(each).state for each in (dead, done)]
+    assert [state.type for state in states if state is not None] == [StateType.CRASHED, StateType.RUNNING]
+
+
 def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduled_runs, "is_called", lambda: False)
     root = context.store.root.uri
     state = FLOWS["optimize"](StageRequest(run="small", root=root, epoch=5), return_state=True)
     assert state.is_failed()
     assert state.message == (
-        "Run 'small' has no optimize for epoch 4: it has epochs 0 to 2. Name one of them, or train it further: "
+        "Run 'small' has no optimize for epoch 4: 0 of its 2 epochs are trained. Train it further: "
         "flowmill run CONFIG --name small --set run.epochs=4\n"
         f"Committed data stays. To go on: flowmill stage optimize --run small --root {root} --epoch 5"
     )
@@ -114,4 +132,4 @@ def test_every_scheduled_flow_first_makes_up_for_missed_ticks() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.With) and "scheduled(request)" in ast.unparse(node.items[0])
     ]
-    assert found == ["make_up_for_missed()"] * 5
+    assert found == ["make_up_for_missed()"] * 4

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel
+from flowmill.models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel
 
 
 class Given:

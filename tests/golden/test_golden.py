@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.maths.schedules import AllSteps, Subset, Window
-from models.rewards import ocr
-from models.rewards.base import quoted_text
-from models.rewards.jpeg import JpegCompressibility
-from models.weights.ema import warm_decay
-from tasks.advantages.groups import (
+from flowmill.models.maths.schedules import AllSteps, Subset, Window
+from flowmill.models.rewards import ocr
+from flowmill.models.rewards.base import quoted_text
+from flowmill.models.rewards.jpeg import JpegCompressibility
+from flowmill.models.weights.ema import warm_decay
+from flowmill.tasks.advantages.groups import (
     Normalizer,
     gdpo_advantages,
     group_advantages,
@@ -25,8 +25,8 @@ from tasks.advantages.groups import (
     running_advantages,
     shape_advantages,
 )
-from tasks.algorithms.base import BehaviorDecay
-from tasks.runs.seeds import epoch_prompts
+from flowmill.tasks.algorithms.base import BehaviorDecay
+from flowmill.tasks.runs.seeds import epoch_prompts
 from tests.golden.vectors import Vectors, load
 
 #: One process: what these tests read is looked back at by the last of them.

@@ -15,21 +15,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.conditioning import Conditioning
-from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.advantages.groups import shape_advantages
-from tasks.algorithms.awm import AWM
-from tasks.algorithms.base import Algorithm, RowLoss
-from tasks.algorithms.crd import CRD
-from tasks.algorithms.dgpo import DGPO
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
-from tasks.algorithms.dpo import DPO
-from tasks.algorithms.grpo import GRPO
-from tasks.algorithms.grpo_guard import GRPOGuard
-from tasks.algorithms.nft import NFT
-from tasks.algorithms.objectives import awm_log_prob, squared_error
-from tasks.algorithms.opd import OnPolicyDistillation
-from tasks.algorithms.tempflow import TempFlow
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel
+from flowmill.tasks.advantages.groups import shape_advantages
+from flowmill.tasks.algorithms.awm import AWM
+from flowmill.tasks.algorithms.base import Algorithm, RowLoss
+from flowmill.tasks.algorithms.crd import CRD
+from flowmill.tasks.algorithms.dgpo import DGPO
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
+from flowmill.tasks.algorithms.dpo import DPO
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.algorithms.grpo_guard import GRPOGuard
+from flowmill.tasks.algorithms.nft import NFT
+from flowmill.tasks.algorithms.objectives import awm_log_prob, squared_error
+from flowmill.tasks.algorithms.opd import OnPolicyDistillation
+from flowmill.tasks.algorithms.tempflow import TempFlow
 from tests.golden.given import Given, GivenStep
 from tests.golden.vectors import Vectors, load
 

@@ -13,14 +13,14 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor
 
-from models.maths.conditioning import Conditioning
-from models.maths.guidance import guided, norm_preserving_guided
-from models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
-from models.maths.sampling import Sampler, sample
-from models.maths.schedules import AllSteps, Subset
-from models.maths.solvers import DPMSolver2M, Euler
-from models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, expand, predictions, step_stds
-from models.policies.sd15 import SD15
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.guidance import guided, norm_preserving_guided
+from flowmill.models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
+from flowmill.models.maths.sampling import Sampler, sample
+from flowmill.models.maths.schedules import AllSteps, Subset
+from flowmill.models.maths.solvers import DPMSolver2M, Euler
+from flowmill.models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, expand, predictions, step_stds
+from flowmill.models.policies.sd15 import SD15
 from tests.golden.vectors import Vectors, load
 
 #: One process: what these tests read is looked back at by the last of them.
@@ -300,6 +300,7 @@ def test_the_schedule_of_stable_diffusion_1_is_ddpos(golden_dir: Path) -> None:
     settings = SimpleNamespace(device=torch.device("cpu"))
     family = SimpleNamespace(pipeline=SimpleNamespace(scheduler=scheduler), settings=settings)
     sigmas = SD15.sigmas(family, meta["num_steps"])  # type: ignore[arg-type]
+    scheduler.set_timesteps(meta["num_steps"])
     np.testing.assert_array_equal(scheduler.timesteps, data["all_timesteps"])
     assert set(data["timesteps"].flatten()) <= set(data["all_timesteps"])
     alphas = data["alphas_cumprod"].astype(np.float64)[[*data["all_timesteps"], 0]]

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import torch
 
-from models.devices import as_here, make_current
-from models.policies.compute_meter import Meter
+from flowmill.models.devices import as_here, make_current
+from flowmill.models.policies.compute_meter import Meter
 from tools.accelerator import simulated
 
 counts = simulated(Path(sys.argv[1]))
@@ -123,12 +123,14 @@ def lines_of(cache: Path, *given: str) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.xdist_group("simulated")
 def test_the_simulated_device_is_as_strict_as_a_gpu(cache: Path) -> None:
     run_python(cache, "-c", STRICT, str(cache / "flowmill" / f"simulated-{torch.__version__}"))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.xdist_group("simulated")
 def test_the_one_command_finds_all_as_it_must_be(cache: Path) -> None:

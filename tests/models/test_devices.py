@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from models.devices import as_here, device_name, make_current, moved
+from flowmill.models.devices import as_here, device_name, make_current, moved
 
 
 @pytest.mark.parametrize(("index", "chosen"), [(3, [3]), (0, [])])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import io
+import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +16,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.image_files import film_size, is_film, is_plain, open_clip, open_picture, open_sound
-from storage.trajectories.media import MediaFormat, Sound
+from flowmill.configs.errors import PromptError
+from flowmill.models import image_files
+from flowmill.models.films import film_size, is_film, open_sound
+from flowmill.models.image_files import (
+    FORMATS,
+    frames_in,
+    is_plain,
+    open_clip,
+    open_picture,
+    opened_picture,
+    size_of,
+)
+from flowmill.storage.trajectories.media import MediaFormat, Sound
+from flowmill.tasks.inputs.prompt_rows import images_of
+from flowmill.tasks.inputs.rows.row import RowLocation
 
 
 def test_a_photo_taken_sideways_is_upright(tmp_path: Path) -> None:
@@ -29,6 +46,127 @@ def test_a_photo_taken_sideways_is_upright(tmp_path: Path) -> None:
     assert seen[-1, 0].tolist() == [0, 0, 0]
     with Image.open(tmp_path / "p.png") as opened:
         assert not is_plain(opened)
+
+
+def tiff(values: np.ndarray, bits: int, photometric: int) -> io.BytesIO:
+    """Return a TIFF file of one row of gray values; ``photometric`` is 0 where 0 is white."""
+    data = values.astype("<u2").tobytes()
+    if bits == 12:
+        data = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in values.reshape(-1, 2).tolist())
+    tags = {256: values.size, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 1, 279: len(data)}
+    table = b"".join(struct.pack("<HHII", name, 4, 1, value) for name, value in tags.items())
+    end = struct.pack("<H", len(tags)) + table + bytes(4)
+    return io.BytesIO(b"II*\0" + struct.pack("<I", 8 + len(data)) + data + end)
+
+
+@pytest.mark.parametrize(("bits", "photometric"), [(16, 1), (16, 0), (12, 1)])
+def test_tiff_says_what_is_white(bits: int, photometric: int) -> None:
+    most = (1 << bits) - 1
+    found = open_picture(tiff(np.array([0, most // 3, most // 2, most - most // 3]), bits, photometric))[0, :, 0]
+    expected = np.array([0, 85, 127, 170]) if photometric else 255 - np.array([0, 85, 127, 170])
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_gray_that_is_transparent_lies_on_white(deep: bool) -> None:
+    scale, file = 257 if deep else 1, io.BytesIO()
+    Image.fromarray(np.array([[0, 100 * scale]], np.uint16 if deep else np.uint8)).save(
+        file, "PNG", transparency=100 * scale
+    )
+    assert open_picture(file)[0, :, 0].tolist() == [0, 255]
+
+
+def test_a_photo_with_a_preview_is_one_picture() -> None:
+    """Phones write a map of lights after the photo, in one MPO file."""
+    file = io.BytesIO()
+    photo, other = Image.new("RGB", (32, 16), "red"), Image.new("RGB", (32, 16))
+    photo.save(file, "MPO", save_all=True, append_images=[other])
+    with opened_picture(file) as image:
+        assert (image.format, image.n_frames, frames_in(image)) == ("MPO", 2, 1)
+    assert open_clip(file, 9).shape == (1, 16, 32, 3)
+
+
+def test_an_animated_image_is_upright_too(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 4), color) for color in ("red", "blue")]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True, exif=exif)
+    assert open_clip(tmp_path / "a.webp", 9).shape == (2, 8, 4, 3)
+
+
+def test_large_frames_of_images_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [Image.new("RGB", (8, 4), color) for color in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    monkeypatch.setattr(image_files, "MOST_BYTES", 100)
+    assert len(open_clip(tmp_path / "a.gif", 1)) == 1
+    with pytest.raises(ValueError, match="its frames have more than 100 bytes"):
+        open_clip(tmp_path / "a.gif", 2)
+
+
+def test_files_are_opened_as_pictures_and_films_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PostScript file would start Ghostscript, whatever its name; a HEIC photo is no film of tiles."""
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 16\n%%EndComments\nshowpage\n%%EOF\n"
+    for name, content in (("7.png", script), ("8.png", bytes(4) + b"ftypheic" + bytes(99))):
+        (tmp_path / name).write_bytes(content)
+        for read in (open_picture, size_of, lambda file: open_clip(file, 1)):
+            with pytest.raises(ValueError, match="it is no image of the formats PNG, JPEG, WEBP"):
+                read(tmp_path / name)
+        with pytest.raises(PromptError, match=r"line 1: .* is not an image: it is no image of the formats"):
+            images_of({"i": name}, "i", RowLocation("prompts", f"{tmp_path}/rows.jsonl", 1), "prompts.image")
+
+
+def _unnamed(path: Path) -> list[int]:
+    """Return the lines of a file that open a picture, or a film for reading, without naming its formats."""
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called, named = ast.unparse(node.func), {each.arg for each in node.keywords}
+        reads_film = called == "av.open" and not any(ast.unparse(each) == "'w'" for each in node.args)
+        if (called.endswith("Image.open") and "formats" not in named) or (reads_film and "format" not in named):
+            wrong.append(node.lineno)
+    return wrong
+
+
+def test_every_opening_names_its_formats() -> None:
+    root = Path(__file__).parents[2]
+    files = [
+        file
+        for room in ("configs", "storage", "models", "tasks", "flows", "flowmill", "tools")
+        for file in root.glob(f"{room}/**/*.py")
+    ]
+    assert len(files) > 500
+    assert {str(file): lines for file in files if (lines := _unnamed(file))} == {}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_whatever_a_decoder_raises_is_one_message(form: str) -> None:
+    """Each byte of the head and every tenth of the rest is changed; then the file is cut."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 32, 3), np.uint8)).save(file, form)
+    data = file.getvalue()
+    step = max(10, len(data) // 100)
+    damaged = [bytearray(data) for _ in range(2 * len(range(0, len(data), step)) + 128)]
+    places = [*range(64), *range(64), *range(0, len(data), step), *range(0, len(data), step)]
+    for number, (place, each) in enumerate(zip(places, damaged, strict=True)):
+        each[min(place, len(data) - 1)] ^= 255 if number % 2 else 1
+    for each in [*map(bytes, damaged), *(data[:size] for size in range(0, len(data), step))]:
+        with warnings.catch_warnings(), contextlib.suppress(ValueError):
+            warnings.simplefilter("ignore")
+            open_clip(io.BytesIO(each), 2)
+
+
+def test_a_decoder_that_raises_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (KeyError("x"), struct.error("y"), AssertionError(), MemoryError(), Image.DecompressionBombError("z")):
+        file = io.BytesIO()
+        Image.new("RGB", (4, 4)).save(file, "PNG")
+
+        def fail(*arguments: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", fail)
+        with pytest.raises(ValueError, match="it cannot be decoded"):
+            open_picture(file)
 
 
 def test_deep_gray_keeps_its_range(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-from configs.load import load_config
+from flowmill.configs.load import load_config
+from flowmill.tasks.checks.check import check_config
 from pages.preset_page import deviations, sources
-from tasks.checks.check import check_config
 from tests.conftest import ROOT
 from tools.published import PUBLISHED
 

@@ -8,12 +8,12 @@ import shlex
 import pytest
 from typer.main import get_command
 
-from configs.load import load_config
-from configs.presets import config_file, presets
-from flows.cli import app
-from models.rewards import REWARDS
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import config_file, presets
+from flowmill.flows.cli import app
+from flowmill.models.rewards import REWARDS
+from flowmill.tasks.inputs.components import make_algorithm
 from pages.preset_page import ABSENT, resolved
-from tasks.inputs.components import make_algorithm
 from tests.conftest import ROOT
 
 _SECTION = (ROOT / "docs" / "papers.md").read_text().partition("\n## Targets\n")[2].partition("\n## ")[0]
@@ -49,11 +49,10 @@ def test_a_target_is_trained_and_scored_by_commands_that_exist(row: list[str]) -
     scored = [shlex.split(each) for each in _COMMAND.findall(score)]
     assert scored
     for _, command, *rest in scored:
-        asked = options_of(rest, command)
-        assert command == "benchmark"
-        benchmark = str(asked["name"])
-        assert benchmark.endswith(".yaml") or (ROOT / "configs" / "benchmarks" / f"{benchmark}.yaml").is_file()
-        assert {str(model).partition("@")[0] for model in asked["models"]} == {config.run.name}  # type: ignore[attr-defined]
+        asked = options_of([*rest], command)
+        assert (command, rest[0], asked["run"]) == ("stage", "evaluate", config.run.name)
+        pinned = load_config(config_file(name), [*settings, *map(str, asked["overrides"])])  # type: ignore[call-overload]
+        assert {judge.name for judge in pinned.evaluate.judges} <= set(REWARDS)
 
 
 def test_there_are_targets() -> None:

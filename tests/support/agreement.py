@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from flows.environment import prepare_environment
+from flowmill.flows.environment import prepare_environment
 
 RUN = "small"
 REWARD = "tests.support.rewards:Restless"
@@ -27,7 +27,7 @@ REWARD = "tests.support.rewards:Restless"
 def main() -> None:
     """Do every step and compare."""
     prepare_environment()
-    from flows.server import LocalApi
+    from flowmill.flows.server import LocalApi
 
     api = LocalApi()
     try:
@@ -119,7 +119,7 @@ def _config(folder: Path) -> Path:
 
 def flowmill(*arguments: str) -> str:
     """Run the command and return what it printed; end with its message if it fails."""
-    command: Sequence[str] = [sys.executable, "-m", "flows.cli", *arguments]
+    command: Sequence[str] = [sys.executable, "-m", "flowmill.flows.cli", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
@@ -135,7 +135,7 @@ def _digest(store: Path) -> str:
 
 
 def _champion(store: Path) -> dict[str, str]:
-    from tasks.tracking.client import open_client
+    from flowmill.tasks.tracking.client import open_client
 
     tags = open_client(str(store), None).get_model_version_by_alias(f"flowmill-{RUN}", "champion").tags
     return {key: tags[key] for key in ("flowmill.epoch", "flowmill.digest", "flowmill.heldout_reward")}
@@ -143,7 +143,7 @@ def _champion(store: Path) -> dict[str, str]:
 
 def _curves(store: Path, run: str) -> dict[str, dict[int, list[float]]]:
     """Return every curve of the MLflow run but times and the machine's load: step -> values."""
-    from tasks.tracking.client import open_client
+    from flowmill.tasks.tracking.client import open_client
 
     client = open_client(str(store), None)
     run_id = _status(store, run)["tracking"]["mlflow_run_id"]

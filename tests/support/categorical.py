@@ -16,26 +16,26 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.policies.base import Policy, PolicySettings
-from models.policies.parts import Part
-from models.policies.trainable import Trainable
-from models.rewards.base import Batch as Scored
-from models.rewards.base import Needs, declare
-from models.weights.stored_weights import StoredWeights
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, expect
-from tasks.inputs.prompts import Prompt
-from tasks.inputs.weight_sources import PIPELINE, Weights
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.modality import ExportRequest, Kind, Training
-from tasks.modalities.sample_set import SampleSet, tensor_of
-from tasks.modalities.samplers import SampleRequest, SamplingContext
-from tasks.runs.seeds import derive
-from tasks.runs.sharding import rollout_cuts
-from tasks.specs.modalities import ModalitySpec
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.base import Policy, PolicySettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.rewards.base import Batch as Scored
+from flowmill.models.rewards.base import Needs, declare
+from flowmill.models.weights.stored_weights import StoredWeights
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.algorithms.base import Batch, Models, Requirements, RowLoss, expect
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
+from flowmill.tasks.modalities.sample_set import SampleSet, tensor_of
+from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
+from flowmill.tasks.runs.seeds import derive
+from flowmill.tasks.runs.sharding import rollout_cuts
+from flowmill.tasks.specs.modalities import ModalitySpec
 
 WORDS = ("red", "green", "blue", "gray")
 NAME = "tests.support.categorical:Categorical"

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 VOCABULARY = 64
 #: Values of settings, by any name that a config may have for them.
 _TINY: Mapping[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_size", "lru_width"), 32),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "d_ff"), 64),
     **dict.fromkeys(("ffn_hidden_size", "d_inner"), 64),
@@ -41,6 +41,7 @@ _OTHER: Mapping[str, Mapping[str, Any]] = {
     "bigbird_pegasus": {"attention_type": "original_full"},
     "cpmant": {"dim_head": 8, "dim_ff": 64},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"num_hidden_layers": 4, "layer_types": None, "n_input_layers": 1, "n_output_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "gemma3n_text": {

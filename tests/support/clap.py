@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor
 
-from models.quickstart.text import clip_tokenizer
+from flowmill.models.quickstart.text import clip_tokenizer
 
 
 def write_clap(folder: Path) -> str:

@@ -18,7 +18,7 @@ from transformers import (
     SiglipProcessor,
 )
 
-from models.quickstart.text import clip_tokenizer
+from flowmill.models.quickstart.text import clip_tokenizer
 
 _WIDTH = 32
 

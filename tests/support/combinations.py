@@ -25,23 +25,23 @@ import torch
 from diffusers import SD3Transformer2DModel
 from safetensors.torch import load_file
 
-from configs.errors import ConfigError
-from configs.schema import AdvantageSection, RunConfig
-from models import maths
-from models.maths import KERNELS
-from models.policies.trainable import Trainable
-from models.quickstart.pipeline import tiny_pipeline
-from storage.trajectories.tables import read_rows
-from tasks import algorithms
-from tasks.checks.check import check_config
-from tasks.inputs.components import make_algorithm
-from tasks.inputs.weight_sources import Weights
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.specs.plan import RunPlan
-from tasks.stages.stage import Shard
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import AdvantageSection, RunConfig
+from flowmill.models import maths
+from flowmill.models.maths import KERNELS
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.quickstart.pipeline import tiny_pipeline
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks import algorithms
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage import Shard
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage
 
 Options = Mapping[str, Any]

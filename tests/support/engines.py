@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from models.maths.tokens import Widths, token_log_probs
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.parts import Part
+from flowmill.models.maths.tokens import Widths, token_log_probs
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.parts import Part
 
 
 class Engine(ThreadingHTTPServer):

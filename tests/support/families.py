@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from configs.registry import resolve
-from models.policies import FAMILY_KINDS, POLICIES
+from flowmill.configs.registry import resolve
+from flowmill.models.policies import FAMILY_KINDS, POLICIES
 
 #: Families that are pipelines of diffusers.
 PIPELINES = tuple(sorted(name for name in POLICIES if name not in FAMILY_KINDS))
 
 #: Of these the ones whose texts are not padded: their pipelines are given one prompt at a time.
-UNPADDED = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v", "qwen_image21"})
+UNPADDED = frozenset({"flux3", "qwen_image21"})
 
 #: Families of slow clips that share all but the images' part with a variant of theirs. That is compared with the
 #: pipeline; all else of both is left to campaigns.
-SLOW_PAIRS = frozenset({"hunyuan_video15", "ltx2", "minimax_h3"})
+SLOW_PAIRS = frozenset({"hunyuan_video15", "ltx2"})
 
 
 @cache

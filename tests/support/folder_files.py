@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import CorruptError
-from storage.backends.base import Blob
-from storage.backends.mapped_file import MappedFile
+from flowmill.configs.errors import CorruptError
+from flowmill.storage.backends.base import Blob
+from flowmill.storage.backends.mapped_file import MappedFile
 
 
 class FolderFiles:

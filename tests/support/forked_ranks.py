@@ -20,7 +20,7 @@ _INPUT = 100
 
 
 class ForkedAgent(Forked):
-    """An agent that was forked, as ``tasks.execution.launch.start_agent`` returns those that it starts."""
+    """An agent that was forked, as ``flowmill.tasks.execution.launch.start_agent`` returns those that it starts."""
 
     def __init__(self, address: str, command: Sequence[str], stdin: int) -> None:
         """Fork it.
@@ -55,7 +55,7 @@ def be_agent(arguments: Sequence[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
-    from tasks.execution.rendezvous import BACKEND, make_rendezvous, reachable, stay_on_interface
+    from flowmill.tasks.execution.rendezvous import BACKEND, make_rendezvous, reachable, stay_on_interface
 
     os.dup2(0, _INPUT)
     stay_on_interface(reachable(arguments[0], int(arguments[1])))
@@ -68,13 +68,12 @@ def be_agent(arguments: Sequence[str]) -> None:
 
 def _be_rank(module: str, *arguments: str) -> None:
     """Run a module, as ``tasks/execution/rank.py`` does."""
-    from configs.import_paths import own_packages_first, user_folder_last
-    from tasks.execution.parent_death import die_with_parent
+    from flowmill.configs.import_paths import user_folder_last
+    from flowmill.tasks.execution.parent_death import die_with_parent
 
     die_with_parent(signal.SIGKILL)
     os.dup2(_INPUT, 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
-    own_packages_first()
     user_folder_last()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

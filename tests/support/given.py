@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tasks.runs.context import RunContext
-from tasks.training.data import TrainingData
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.training.data import TrainingData
 from tests.support.inside import make_stage
 
 TEXTS = [f'"{number:02d}"' for number in range(6)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import resource
 from weakref import WeakKeyDictionary
 
-from configs.schema import RunConfig
-from tasks.execution.execution import Execution
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.specs.plan import RunPlan
-from tasks.stages.stage import Stage
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage import Stage
+from flowmill.tasks.stages.stage_run import StageRun
 
 _EXECUTIONS: WeakKeyDictionary[RunContext, Execution] = WeakKeyDictionary()
 

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from configs.reward_fit import FitConfig
-from models.quickstart.corpus import digit_pairs
-from models.rewards.backbones import Pixels
-from models.rewards.fitted import ABOUT, HEAD
-from models.rewards.latents import layer_tensors
+from flowmill.configs.reward_fit import FitConfig
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.rewards.backbones import Pixels
+from flowmill.models.rewards.fitted import ABOUT, HEAD
+from flowmill.models.rewards.latents import layer_tensors
 
 #: Options of a network for images of digits.
 PIXELS: dict[str, Any] = {"name": "pixels", "options": {"height": 8, "width": 16}}

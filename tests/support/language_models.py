@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from models.quickstart.addition import character_tokenizer, tiny_model
-from models.rewards.base import declare
+from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
+from flowmill.models.rewards.base import declare
 
 
 def write_language_model(folder: Path, *, seed: int = 0) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from configs import registry
-from configs.registry import Table, resolve
+from flowmill.configs import registry
+from flowmill.configs.registry import Table, resolve
 
 #: By kind of bound: its sign, and the distance to a value that it refuses.
 _BOUNDS = {Gt: (">", 0), Ge: (">=", -1), Lt: ("<", 0), Le: ("<=", 1)}

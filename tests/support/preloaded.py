@@ -1,8 +1,8 @@
 """Command lines without the seconds that imports take: a process that has imported everything forks one for each.
 
-Every command is a process of its own, with its own environment, folder and output, and goes through ``flows.cli.main``.
-What is read while modules are imported is that of the process that forks: variables of ``READ_AT_IMPORT`` need a start
-of their own.
+Every command is a process of its own, with its own environment, folder and output, and goes through
+``flowmill.flows.cli.main``. What is read while modules are imported is that of the process that forks: variables of
+``READ_AT_IMPORT`` need a start of their own.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ AGENT = "--agent"
 #: What carries one out; it builds upon this file.
 _AGENTS = "tests.support.forked_ranks"
 _MODULES = (
-    "tasks.execution.worker",
-    "flows.cli.run",
-    "flows.cli.stage",
-    "flows.pipeline",
-    "flows.stages",
-    "tasks.tracking.client",
+    "flowmill.tasks.execution.worker",
+    "flowmill.flows.cli.run",
+    "flowmill.flows.cli.stage",
+    "flowmill.flows.pipeline",
+    "flowmill.flows.stages",
+    "flowmill.tasks.tracking.client",
     "mlflow",
-    "models.policies.sd3",
-    "models.quickstart.build",
-    "models.weights.lora",
+    "flowmill.models.policies.sd3",
+    "flowmill.models.quickstart.build",
+    "flowmill.models.weights.lora",
     "peft",
     "diffusers.loaders.lora_pipeline",
     "diffusers.models.transformers.transformer_sd3",
     "diffusers.models.autoencoders.autoencoder_kl",
     "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
-    "tasks.stages.optimize",
-    "tasks.training.epoch",
-    "tasks.stages.export",
-    "tasks.checks.check",
+    "flowmill.tasks.stages.optimize",
+    "flowmill.tasks.training.epoch",
+    "flowmill.tasks.stages.export",
+    "flowmill.tasks.checks.check",
     "prefect.client.orchestration",
 )
 
@@ -275,7 +275,7 @@ def _run_command(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["-c"]:
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
         return
-    from flows.cli import main
+    from flowmill.flows.cli import main
 
     main()
 

@@ -211,7 +211,7 @@ def write_dina(folder: Path, pipeline: Path) -> dict[str, str]:
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import save_file
 
-    from models.rewards.dina_lrm import RewardHead
+    from flowmill.models.rewards.dina_lrm import RewardHead
 
     transformer = SD3Transformer2DModel.from_pretrained(pipeline / "transformer")
     transformer.transformer_blocks = transformer.transformer_blocks[:1]

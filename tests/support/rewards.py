@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Needs, Reward, Scores
-from models.rewards.invocation import Handling, score
+from flowmill.models.rewards.base import Batch, Needs, Reward, Scores
+from flowmill.models.rewards.invocation import Handling, score
 
 
 class Constant:

@@ -18,6 +18,8 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "models": (
         "library_loading",
         "devices",
+        "picture_colors",
+        "films",
         "image_files",
         "text",
         "maths",
@@ -75,11 +77,18 @@ def imports() -> dict[str, frozenset[str]]:
 def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules())
+            names = (short(alias.name) for alias in node.names)
+            yield from (name for name in names if name in modules())
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield from (name for name in (inner if inner in modules() else node.module,) if name in modules())
+                outer, inner = short(node.module), short(f"{node.module}.{alias.name}")
+                yield from (name for name in (inner if inner in modules() else outer,) if name in modules())
+
+
+def short(name: str) -> str:
+    """Return a module's name from its folder on, without flowmill's own name."""
+    inner = name.removeprefix("flowmill.")
+    return inner if inner.split(".")[0] in PACKAGES else name
 
 
 def room_of(name: str) -> str:

@@ -33,14 +33,14 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it answers; once started it keeps its port."""
-        command = [sys.executable, "-m", "flows.cli", self.name, *self.arguments, "--port", str(self.port)]
+        command = [sys.executable, "-m", "flowmill.flows.cli", self.name, *self.arguments, "--port", str(self.port)]
         path = os.pathsep.join(filter(None, [(self.environment or {}).get("PYTHONPATH"), str(ROOT)]))
         environment = {**os.environ, **(self.environment or {}), "PYTHONPATH": path}
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if "answers at" in line:
-                self.port = int(line.strip().rpartition(":")[2])
+                self.port = int(line.strip().rpartition(":")[2].partition("/")[0])
                 return
         raise AssertionError(f"the server ended with {self._process.wait()}")
 

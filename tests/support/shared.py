@@ -14,7 +14,7 @@ import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from flows.server import LocalApi
+from flowmill.flows.server import LocalApi
 from tests.support.preloaded import Preloaded
 
 #: Names the socket of the process that shares, to those that it starts.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.maths.conditioning import Conditioning
-from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.algorithms.diffusion import (
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel
+from flowmill.tasks.algorithms.diffusion import (
     DiffusionModels,
     ForwardBatch,
     Question,

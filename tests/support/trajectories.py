@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage.backends.base import FileEntry
-from storage.trajectories.base import Sample, TrajectoryStore
-from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.trajectories.base import Sample, TrajectoryStore
+from flowmill.storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
 
 
 def write_samples(

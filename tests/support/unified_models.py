@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from models.quickstart.unified import tiny_model, write
-from models.rewards.base import declare
+from flowmill.models.quickstart.unified import tiny_model, write
+from flowmill.models.rewards.base import declare
 from tests.support.language_models import two_epochs
 
 #: A template of messages in parts, as published models have.

@@ -16,12 +16,12 @@ import torch
 import transformers
 from PIL import Image
 
-from models.maths.generation import Completion, Sampling, generate, reading_once
-from models.maths.tokens import token_log_probs
-from models.policies.base import PolicySettings
-from models.policies.parts import Part
-from models.policies.vision_lm import VisionLM
-from models.text.chat_templates import render_chat
+from flowmill.models.maths.generation import Completion, TokenSampling, generate, reading_once
+from flowmill.models.maths.tokens import token_log_probs
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.vision_lm import VisionLM
+from flowmill.models.text.chat_templates import render_chat
 from tests.support.vision_classes import CLASSES, write_vision_model
 
 NEW = 10
@@ -64,7 +64,7 @@ def drawn(policy: VisionLM, prompts: list[list[int]], **options: Any) -> list[Co
     return generate(
         reading_once(policy.next_logits, len(prompts) - 1),
         prompts,
-        Sampling(max_new=NEW, temperature=1.0, eos=frozenset()),
+        TokenSampling(max_new=NEW, temperature=1.0, eos=frozenset()),
         **{
             "width": max(map(len, prompts)) + 3,
             "uniforms": lambda position: uniforms[:, position],

@@ -1,4 +1,4 @@
-"""``make bench``: costs of epochs, waiting, stores and kernels, how soon algorithms learn, peers on the same work.
+"""``make bench``: costs of epochs, waiting and stores, how soon algorithms learn, peers on the same work.
 
 ``python -m tools.benchmarks [PART ...] [--write]``; with ``--write`` each table replaces the one in its page. Ratios
 are of one run; seconds are of this machine.
@@ -14,15 +14,11 @@ from pathlib import Path
 
 from tools.benchmarks import (
     crossing,
-    embeddings,
     epoch,
-    growth,
-    kernels,
     learning,
-    looking,
+    nulls,
     page,
     peers,
-    rewards,
     s3,
     store,
     waits,
@@ -40,14 +36,10 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
     return {
         "peers": lambda: peers.compare(options.flow_grpo, options.rounds, list(peers.VARIANTS)),
         "epoch": epoch.table,
-        "growth": growth.table,
         "store": store.table,
         "s3": s3.table,
-        "looking": looking.table,
+        "nulls": nulls.table,
         "waits": waits.table,
-        "kernels": kernels.table,
-        "embeddings": embeddings.table,
-        "rewards": rewards.table,
         "crossing": lambda: crossing.table(crossing.options_of(crossed)),
         "learning": lambda: _learning(options.seeds),
     }

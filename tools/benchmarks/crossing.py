@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from configs.load import load_config
-from tasks.runs.context import RunContext
+from flowmill.configs.load import load_config
+from flowmill.tasks.runs.context import RunContext
 from tests.support.inside import evaluate, prepare, run_epoch
 from tools.benchmarks.learning import ROOT, presets
 

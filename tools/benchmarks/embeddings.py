@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
-from tasks.runtime.process_memory import process_peak
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from flowmill.tasks.runtime.process_memory import process_peak
 
 #: Tokens and width of the joint text encoders, and the pooled rows: 2.7 MB in bfloat16.
 _SHAPES = {"prompt_embeds": (333, 4096), "pooled": (2048,)}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from configs.load import load_config
+from flowmill.configs.load import load_config
 from tests.support.inside import prepare, run_epoch
 from tools.benchmarks.learning import ROOT
 
@@ -56,7 +56,17 @@ def first(root: str, seed: int) -> float:
 
 
 def _command(root: str, epochs: int, seed: int) -> list[str]:
-    command = [sys.executable, "-m", "flows.cli", "run", "configs/digits.yaml", "--root", root, "--name", f"e{seed}"]
+    command = [
+        sys.executable,
+        "-m",
+        "flowmill.flows.cli",
+        "run",
+        "configs/digits.yaml",
+        "--root",
+        root,
+        "--name",
+        f"e{seed}",
+    ]
     return [*command, "--set", f"run.epochs={epochs}", "--set", f"run.seed={seed}"]
 
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.load import load_config
+from flowmill.configs.load import load_config
 from tests.support.inside import cpu, make_stage, prepare
 from tools.benchmarks.learning import ROOT
 
@@ -37,8 +37,8 @@ def pairs() -> Rows:
 
 def ours(folder: Path) -> tuple[float, list[float], Path, Rows]:
     """Train in this process; return CPU seconds, the loss of every update, the base model, and the rows in order."""
-    from tasks.stages.stage_run import StageRun
-    from tasks.training.data import TrainingData
+    from flowmill.tasks.stages.stage_run import StageRun
+    from flowmill.tasks.training.data import TrainingData
 
     rows = pairs()
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

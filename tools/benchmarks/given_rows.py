@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
-from configs.data import DataSection
-from configs.load import load_config
-from tasks.runtime.process_memory import process_peak
+from flowmill.configs.data import DataSection
+from flowmill.configs.load import load_config
+from flowmill.tasks.runtime.process_memory import process_peak
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1_000, 10_000, 100_000)
@@ -75,14 +75,14 @@ def _plain(form: str, path: str) -> Iterable[Any]:
 
 def reading(form: str, path: str) -> dict[str, float]:
     """Read and check the rows of a file, and read them in the usual way."""
-    from tasks.inputs.data_rows import read_given
+    from flowmill.tasks.inputs.data_rows import read_data_rows
 
     section = DataSection(train=path, sample="txt")
     _count(_plain(form, path))
     # A reader's libraries are imported with the first row.
-    next(iter(read_given(section).rows))
+    next(iter(read_data_rows(section).rows))
     before, begun = _peak(), _cpu()
-    count = _count(read_given(section).rows)
+    count = _count(read_data_rows(section).rows)
     seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
     assert _count(_plain(form, path)) == count
     return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
@@ -103,8 +103,8 @@ def prepared(folder: Path, source: str) -> str:
 
 def preparing(config: str) -> dict[str, float]:
     """Carry out the stages before ``ingest``."""
-    from tasks.runs.opening import begin_run
-    from tasks.stages.stage_run import StageRun
+    from flowmill.tasks.runs.opening import begin_run
+    from flowmill.tasks.stages.stage_run import StageRun
     from tests.support.inside import make_stage
 
     context = begin_run(load_config(Path(config)))
@@ -115,8 +115,8 @@ def preparing(config: str) -> dict[str, float]:
 
 def ingesting(config: str) -> dict[str, float]:
     """Carry out ``ingest`` alone, and read its file in the usual way; memory is of the process, from its imports on."""
-    from tasks.runs.opening import begin_run
-    from tasks.stages.stage_run import StageRun
+    from flowmill.tasks.runs.opening import begin_run
+    from flowmill.tasks.stages.stage_run import StageRun
     from tests.support.inside import make_stage
 
     loaded = load_config(Path(config))
@@ -133,7 +133,7 @@ def streaming(config: str) -> dict[str, float]:
     import webdataset
 
     import flowmill
-    from tasks.specs.graph import Node
+    from flowmill.tasks.specs.graph import Node
     from tests.support.inside import prepare
 
     loaded = load_config(Path(config))

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.load import load_config
-from tasks.metrics.describe import describe_run
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.load import load_config
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare
 
 ROOT = Path(__file__).parent.parent.parent

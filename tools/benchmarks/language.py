@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.load import load_config
+from flowmill.configs.load import load_config
 from tools.benchmarks.learning import ROOT, flowmill
 
 RISE = 0.3

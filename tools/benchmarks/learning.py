@@ -1,69 +1,107 @@
 """How well every algorithm learns the quickstart: held-out exact match and CPU seconds, several seeds, one table.
 
-The base model is built first and shared, so that CPU seconds are those of training and evaluation alone.
+Every run is carried out in this process, without orchestration and tracking; all share one base model, built first.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from flowmill.configs.load import load_config
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
+
 ROOT = Path(__file__).parent.parent.parent
+#: Student's 97.5 % quantile by number of seeds.
+_STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+#: Presets of the quickstart that need samples or judgments of people, which ``tools`` makes.
+_WITH_DATA = ("digits_given_dpo", "digits_sft", "digits_taste")
 
 
 def flowmill(*arguments: str) -> str:
     """Run the command line and return what it prints."""
     environment = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flowmill.flows.cli", *arguments]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(result.stdout + result.stderr)
     return result.stdout
 
 
+def trained(preset: str, root: str, *overrides: str, evaluated: bool = True) -> RunContext:
+    """Carry out the epochs of a run in this process; optionally evaluate before the first and after the last."""
+    context = begin_run(load_config(preset, [f"store.root={root}", "evaluate.every=1000", *overrides]))
+    execution, plan, last = Execution(context), context.plan, context.config.run.epochs
+    nodes: list[Node] = [*plan.setup(), *(plan.evaluation(0) if evaluated else ())]
+    for epoch in range(1, last + 1):
+        nodes += [*plan.scored(epoch), *plan.training(epoch)]
+    for node in [*nodes, *(plan.evaluation(last) if evaluated else ())]:
+        StageRun(execution.stage(node.stage, node.epoch, node.slot)).execute()
+    return context
+
+
 def presets() -> list[str]:
-    """Return the quickstart's presets, plain Flow-GRPO first; ``tools.taste`` makes the reward of another."""
-    return sorted(path.stem for path in (ROOT / "configs").glob("digits*.yaml") if path.stem != "digits_taste")
+    """Return the quickstart's presets, plain Flow-GRPO first."""
+    names = sorted(path.stem for path in (ROOT / "configs").glob("digits*.yaml"))
+    return [name for name in names if name not in _WITH_DATA]
 
 
 def one(root: str, preset: str, seed: int) -> dict[str, float]:
     """Train one preset with one seed."""
-    name = f"{preset}-{seed}"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    output = flowmill("run", f"configs/{preset}.yaml", "--root", root, "--name", name, "--set", f"run.seed={seed}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    status = json.loads(flowmill("status", name, "--root", root, "--json"))
-    first, last = (status["evaluations"][key] for key in ("0", max(status["evaluations"], key=int)))
-    cost = next(line for line in output.splitlines() if "orchestration" in line)
+    started = time.process_time()
+    context = trained(preset, root, f"run.seed={seed}", f"run.name={preset}-{seed}")
+    cpu, last = time.process_time() - started, context.config.run.epochs
+    before, after = (evaluation_figures(context.chain, epoch)["heldout"] for epoch in (0, last))
     return {
-        "before": first["heldout"]["digits"]["exact"],
-        "after": last["heldout"]["digits"]["exact"],
-        "judge": last["heldout"]["judge"]["exact"],
-        "epochs": status["finished_epochs"],
-        "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "overhead": float(cost.split("(")[1].split(" %")[0]),
+        "before": before["digits"]["exact"],
+        "after": after["digits"]["exact"],
+        "judge": after["judge"]["exact"],
+        "epochs": last,
+        "cpu": cpu,
     }
+
+
+def interval(values: list[float]) -> str:
+    """Return the 95 % interval of the mean of shares over seeds, within 0 and 1; empty for one seed."""
+    if len(values) < 2:
+        return ""
+    mean, error = statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
+    low, high = mean - _STUDENT[len(values)] * error, mean + _STUDENT[len(values)] * error
+    return f"{max(0.0, low):.3f} to {min(1.0, high):.3f}"
 
 
 def table(root: str, seeds: int, chosen: list[str]) -> str:
     """Train every preset with every seed and return a Markdown table."""
-    flowmill("run", "configs/digits.yaml", "--root", root, "--name", "base", "--set", "run.epochs=0")
+    trained("digits", root, "run.epochs=0", "run.name=base", evaluated=False)
     lines = [
-        f"| preset | held-out exact match, {seeds} seeds | judge | epochs | CPU s per run | overhead |",
+        f"| preset | held-out exact match, {seeds} seeds | 95 % interval | judge | epochs | CPU s per run |",
         "|---|---|---|---|---|---|",
     ]
     for preset in chosen:
-        runs = [one(root, preset, seed) for seed in range(seeds)]
-        mean = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
-        each = ", ".join(f"{run['after']:.3f}" for run in runs)
-        lines.append(
-            f"| `{preset}` | {mean['before']:.3f} -> **{mean['after']:.3f}** ({each}) | {mean['judge']:.3f} "
-            f"| {mean['epochs']:.0f} | {mean['cpu']:.0f} | {mean['overhead']:.0f} % |"
-        )
+        lines.append(row(preset, [one(root, preset, seed) for seed in range(seeds)]))
         sys.stderr.write(lines[-1] + "\n")
     return "\n".join(lines) + "\n"
+
+
+def row(preset: str, runs: list[dict[str, float]]) -> str:
+    """Return the line of a preset, from its runs of all seeds."""
+    mean = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
+    after = [run["after"] for run in runs]
+    cells = [
+        f"`{preset}`",
+        f"{mean['before']:.3f} -> **{mean['after']:.3f}** ({', '.join(f'{each:.3f}' for each in after)})",
+        interval(after),
+        f"{mean['judge']:.3f}",
+        f"{mean['epochs']:.0f}",
+        f"{mean['cpu']:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"

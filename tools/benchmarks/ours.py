@@ -24,7 +24,7 @@ class Marks:
 
     def __init__(self, rows: Rows) -> None:
         """Mark from now on."""
-        from tasks.tracking.tracker import Tracker
+        from flowmill.tasks.tracking.tracker import Tracker
 
         self._taken: list[dict[str, float]] = []
         log_epoch = Tracker.log_epoch
@@ -44,7 +44,7 @@ class Marks:
 
 if __name__ == "__main__":
     marks, counts = Marks(Rows()), Path(sys.argv.pop(1))
-    from flows.cli import main
+    from flowmill.flows.cli import main
 
     try:
         main()

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-from configs.schema import StoreSection
-from models.quickstart.text import clip_tokenizer
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import score
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.shard_files import Files
-from storage.layout import ArtifactRef
-from storage.trajectories.base import Sample
-from tasks.inputs.components import open_trajectory_store
+from flowmill.configs.schema import StoreSection
+from flowmill.models.quickstart.text import clip_tokenizer
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import score
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.shard_files import Files
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.inputs.components import open_trajectory_store
 from tests.support.trajectories import write_samples
 
 _ROWS, _SIDE, _ROUNDS = 16, 512, 3
@@ -69,7 +69,7 @@ def stored(store: ArtifactStore, images: np.ndarray, prompts: list[str]) -> File
     ]
     with store.root.staging() as staging:
         known = write_samples(open_trajectory_store("webdataset"), staging, samples)
-        return store.files(_REF, store.commit(_REF, "000000-000001", staging, rows=len(images), known=known))
+        return store.files(_REF, store.commit(_REF, "000000-000001", staging, rows=len(images), hashed=known))
 
 
 def bench(samples: int = 32) -> dict[str, float]:

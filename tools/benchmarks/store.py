@@ -27,13 +27,13 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from configs.registry import resolve
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.trajectories import TRAJECTORY_STORES
-from storage.trajectories.base import Sample
-from tasks.modalities.reader import SampleReader
-from tasks.modalities.rows import plan_updates, single_rows
+from flowmill.configs.registry import resolve
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.modalities.reader import SampleReader
+from flowmill.tasks.modalities.rows import plan_updates, single_rows
 
 #: 11 latents of a 512-pixel SD3 sample in half precision: 1.44 MB.
 _SHAPE, _ROWS, _REPEATS = (11, 16, 64, 64), 64, 7
@@ -159,7 +159,7 @@ class Formats:
         with store.root.staging() as folder:
             writer = resolve(TRAJECTORY_STORES, name, label="store")().writer(folder)
             writer.add(self.samples)
-            store.commit(_REF, "000000-000004", folder, rows=_ROWS, known=writer.end())
+            store.commit(_REF, "000000-000004", folder, rows=_ROWS, hashed=writer.end())
 
     def _until_on_disk(self, write: Callable[[], Path]) -> None:
         written = write()
@@ -250,7 +250,7 @@ def many_shards(shards: int = 1000, per_shard: int = 100) -> str:
                 writer = trajectories.writer(staging)
                 writer.add(_samples(latents, number * per_shard))
                 shard = f"{number:06d}-{number + 1:06d}"
-                store.commit(_REF, shard, staging, rows=per_shard, known=writer.end())
+                store.commit(_REF, shard, staging, rows=per_shard, hashed=writer.end())
         fresh = ArtifactStore(folder)
         begun = time.process_time()
         opened = [trajectories.open(fresh.files(_REF, record)) for record in fresh.records(_REF)]

@@ -22,15 +22,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.maths.conditioning import Conditioning
-from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
-from models.policies.flux1 import Flux1
-from models.policies.parts import Part
-from models.quickstart.tiny import build_tiny
-from models.weights.context_parallel import TokenSplit
-from models.weights.lora import LoraSpec
-from models.weights.sharding import Sharding
-from tasks.runtime.ranks import Ranks
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies.diffusion import DiffusionSettings, TrainableDenoiser
+from flowmill.models.policies.flux1 import Flux1
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.models.weights.context_parallel import TokenSplit
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.models.weights.sharding import Sharding
+from flowmill.tasks.runtime.ranks import Ranks
 
 RANKS = (2, 4)
 #: Ranks that share tokens.

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.load import load_config
-from configs.schema import RunConfig
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
 
 Rows = list[dict[str, Any]]
 Curve = list[tuple[int, float, float]]

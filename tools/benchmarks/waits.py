@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import psutil
 
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from tasks.runs.locks import holding
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.runs.locks import holding
 from tools.benchmarks.learning import ROOT
 
 PRESET = "digits_crd"
@@ -100,7 +100,7 @@ def _until(store: ArtifactStore, name: str, run: list[str], folder: Path) -> _To
 
 
 def _command(arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", *arguments]
+    return [sys.executable, "-m", "flowmill.flows.cli", *arguments]
 
 
 def _environment(variables: dict[str, str] | None = None) -> dict[str, str]:

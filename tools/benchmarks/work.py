@@ -9,7 +9,7 @@ from typing import Any
 import diffusers
 import torch
 
-from models.quickstart.tiny import build_tiny
+from flowmill.models.quickstart.tiny import build_tiny
 
 #: 64 images of 128 x 128 per epoch, guidance, nine of ten steps trained, two updates.
 WORK: dict[str, Any] = {

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.environment import prepare_environment
+from flowmill.flows.environment import prepare_environment
 from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
@@ -96,8 +96,8 @@ _LINE = "{:13} {:>5}  {:50} {:>4}  {}\n"
 
 def _write(name: str, folder: Path, base: Path) -> Path:
     """Write the config of a shape, and its prompts."""
-    from configs.load import dump_yaml, load_config
-    from models.quickstart.addition import AdditionBuilder
+    from flowmill.configs.load import load_config
+    from flowmill.models.quickstart.addition import AdditionBuilder
 
     if "FIT" in SHAPES[name]:
         return write_fit(folder)
@@ -121,7 +121,7 @@ def _write(name: str, folder: Path, base: Path) -> Path:
             made["data"] = {"train": rows, **columns, "rows_per_shard": 1}
         config = load_config(write_small(folder, made), [*settings, *given])
     path = folder / f"{RUN}.yaml"
-    path.write_text(dump_yaml(config))
+    path.write_text(config.to_yaml())
     return path
 
 
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=SHAPES, help="only this one; may be given again")
     options = parser.parse_args()
     prepare_environment()
-    from models.quickstart.build import DigitsBuilder
+    from flowmill.models.quickstart.build import DigitsBuilder
 
     # Only runs are tended.
     shapes = options.shape or [name for name in SHAPES if not (options.tend and name in ("s3", "reward fit", "rate"))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from configs.load import load_config
-from storage.maintenance.verify import list_artifacts
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.load import load_config
+from flowmill.storage.maintenance.verify import list_artifacts
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 _SETTINGS = (

@@ -22,13 +22,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import FlowmillError
-from configs.load import load_config
-from configs.schema import PromptsSection
-from flows.environment import prepare_environment
-from tasks.reports.dataset import export_run
-from tasks.runs.context import RunContext
-from tasks.runtime.process_memory import process_peak
+from flowmill.configs.errors import FlowmillError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import PromptsSection
+from flowmill.flows.environment import prepare_environment
+from flowmill.tasks.reports.dataset import export_run
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runtime.process_memory import process_peak
 
 ROOT = Path(__file__).parent.parent.parent
 _HANGS_S = 20
@@ -115,7 +115,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def configs(count: int, rng: random.Random, folder: Path) -> Findings:
     """Read mutated presets."""
-    from tasks.checks.names import check_names
+    from flowmill.tasks.checks.names import check_names
 
     presets = sorted((ROOT / "configs").glob("*.yaml"))
     findings, path = Findings(), folder / "mutated.yaml"
@@ -132,7 +132,7 @@ def configs(count: int, rng: random.Random, folder: Path) -> Findings:
 
 def prompts(count: int, rng: random.Random, folder: Path) -> Findings:
     """Read mutated prompt files of every kind."""
-    from tasks.inputs.prompts import read_prompts
+    from flowmill.tasks.inputs.prompts import read_prompts
 
     words = [f"a photo of {number} cats, \u00e9\u4e2d" for number in range(20)]
     rows = [{"prompt": word, "count": number, "tags": ["x", word]} for number, word in enumerate(words)]
@@ -158,10 +158,10 @@ def prompts(count: int, rng: random.Random, folder: Path) -> Findings:
 
 def flips(count: int, rng: random.Random, folder: Path) -> Findings:
     """Flip one bit of a file of a store, look at the store with everything that reads, and put the bit back."""
-    from storage.artifacts.commit import ArtifactStore
-    from storage.maintenance.verify import list_artifacts, verify_store
-    from tasks.metrics.describe import describe_run
-    from tasks.runs.opening import open_run
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.storage.maintenance.verify import list_artifacts, verify_store
+    from flowmill.tasks.metrics.describe import describe_run
+    from flowmill.tasks.runs.opening import open_run
 
     root = str(_store(folder))
     files = [
@@ -204,7 +204,7 @@ def _exported(context: RunContext, folder: Path) -> None:
 
 def _store(folder: Path) -> Path:
     """Make a run of one epoch."""
-    from models.quickstart.build import DigitsBuilder
+    from flowmill.models.quickstart.build import DigitsBuilder
     from tests.support.inside import evaluate, prepare, run_epoch
     from tests.support.small import small_data, write_small
 

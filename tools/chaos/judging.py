@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import yaml
 
-from configs.load import parse_config
-from configs.schema import StoreSection
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.maintenance.verify import list_refs
-from tasks.ratings.answers import answers_of, commit_preferences
+from flowmill.configs.load import parse_config
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.maintenance.verify import list_refs
+from flowmill.tasks.ratings.answers import answers_of, commit_preferences
 from tests.support.inside import prepare, run_epoch
 from tests.support.judged import fit_config, write_pairs
 from tests.support.serving import Server
@@ -112,7 +112,7 @@ class Ratings(Campaign):
         known = 0
         try:
             with httpx.Client(base_url=server.url) as client, contextlib.suppress(httpx.TransportError):
-                state = client.get("/api/pair").raise_for_status().json()
+                state = client.get("/api/pair", params={"rater": "ann"}).raise_for_status().json()
                 while (known := state["done"]) < _ANSWERS:
                     if known == kill_at:
                         threading.Timer(self._rng.random() * 0.05, server.kill).start()

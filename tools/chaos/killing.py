@@ -159,8 +159,8 @@ class Campaign:
 
     def _curves(self, root: str) -> Any:
         """Return every point of every metric that does not measure time, in order: a double would be seen."""
-        from tasks.runs.opening import open_run
-        from tasks.tracking.client import open_client
+        from flowmill.tasks.runs.opening import open_run
+        from flowmill.tasks.tracking.client import open_client
 
         note = open_run(root, RUN, reads=True).run.newest("tracking")
         assert note is not None

@@ -48,7 +48,7 @@ def start(arguments: list[str], environment: dict[str, str], *, fork: str = "") 
     """
     if fork:
         return Forked(fork, arguments, cwd=ROOT, env=environment)  # type: ignore[return-value]
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flowmill.flows.cli", *arguments]
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -63,7 +63,7 @@ def start(arguments: list[str], environment: dict[str, str], *, fork: str = "") 
 
 def digest(root: str, run: str, environment: dict[str, str]) -> str:
     """Return the digest of a run."""
-    arguments = [sys.executable, "-m", "flows.cli", "store", "digest", run, "--root", root]
+    arguments = [sys.executable, "-m", "flowmill.flows.cli", "store", "digest", run, "--root", root]
     return subprocess.run(
         arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()

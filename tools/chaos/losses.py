@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import KINDS, RUNS
-from storage.maintenance.verify import verify_store
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import KINDS, RUNS
+from flowmill.storage.maintenance.verify import verify_store
 
 ACTIONS = ("delete", "swap", "double")
 

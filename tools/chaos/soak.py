@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.environment import prepare_environment
+from flowmill.flows.environment import prepare_environment
 from tests.support.s3 import Faults, make_bucket, named_or_moto, unreliable
 from tests.support.small import small_data, write_small
 
@@ -53,14 +53,14 @@ _SUMS = ("seconds", "cpu", "requests")
 
 def soak(epochs: int, folder: Path, *, s3: bool) -> dict[int, Look]:
     """Train so many epochs, and look at the process after each."""
-    from models.quickstart.build import DigitsBuilder
+    from flowmill.models.quickstart.build import DigitsBuilder
 
     DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder / "base", lambda what, done, total: None)
     data = small_data(folder, folder / "base")
     data["run"]["epochs"], data["evaluate"]["every"] = epochs, 50
     with _store(folder, s3=s3) as (root, variables, requests):
         data["tracking"] = {"uri": f"sqlite:///{folder / 'mlflow.db'}"}
-        command = [sys.executable, "-m", "flows.cli", "run", str(write_small(folder, data)), "--root", root]
+        command = [sys.executable, "-m", "flowmill.flows.cli", "run", str(write_small(folder, data)), "--root", root]
         with subprocess.Popen(
             command,
             cwd=ROOT,

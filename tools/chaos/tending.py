@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import list_runs
-from storage.layout import ArtifactRef
-from storage.maintenance.verify import users_of
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import list_runs
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.verify import users_of
 from tools.chaos.kills import start
 from tools.chaos.losses import files_of
 

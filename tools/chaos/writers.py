@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from configs.fingerprint import fingerprint
-from configs.schema import StoreSection
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.maintenance.verify import verify_store
-from storage.trajectories.base import Sample
-from storage.trajectories.webdataset import WebDatasetStore
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.storage.trajectories.base import Sample
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
 from tests.support.trajectories import write_samples
 
 SHARDS = 6

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from configs.user_directories import user_cache
-from flows.environment import prepare_environment
-from models.devices import chosen_device, make_current
-from models.library_loading import quiet_libraries
+from flowmill.configs.user_directories import user_cache
+from flowmill.flows.environment import prepare_environment
+from flowmill.models.devices import chosen_device, make_current
+from flowmill.models.library_loading import quiet_libraries
 from tools.accelerator import missing, simulated
 from tools.gpu import families, memory, pipelines, ranks, speed
 from tools.gpu.about import header

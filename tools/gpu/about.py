@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from models.devices import device_name
+from flowmill.models.devices import device_name
 
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "safetensors")
 

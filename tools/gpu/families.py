@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.load import load_config
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.maths.conditioning import Conditioning
-from models.policies import DISTILLED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.parts import Part
-from models.quickstart.tiny import build_tiny
-from tasks.inputs.store_trust import remember
-from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
+from flowmill.configs.load import load_config
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies import IMAGE_CONDITIONED, POLICIES
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import open_run
 from tests.support.families import PIPELINES
 from tests.support.inside import execution_of, prepare, run_epoch
 from tools.gpu.lines import Line, Lines, equal
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("sd3", "sd15", "wan21")
 #: Of a forward of families that ask the device for nothing, and of those that must know a noise range or lengths.
 WAITS: Mapping[str, int] = dict.fromkeys(
-    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "flux3", "minimax_h3"), 2
+    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "flux3"), 2
 ) | {
     # Of each half whether there is an image, and twelve choices by masks.
     **dict.fromkeys(("hunyuan_video15", "hunyuan_video15_i2v"), 2 * 13),
@@ -89,10 +89,10 @@ def _policy(family: str, dtype: str, device: torch.device, folder: Path) -> Diff
     settings = DiffusionSettings(
         height=64,
         width=64,
-        guidance_scale=1.0 if family in DISTILLED_GUIDANCE else 4.0,
+        guidance_scale=4.0,
         dtype=getattr(torch, dtype),
         device=device,
-        frames=124 if family == "minimax_h3" else 5 if family.startswith("wan") else 1,
+        frames=5 if family.startswith("wan") else 1,
     )
     made: DiffusionPolicy = resolve(POLICIES, family, label="policy").load(folder, settings, frozenset(Part), {})
     return made

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.errors import FlowmillError
+from flowmill.configs.errors import FlowmillError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

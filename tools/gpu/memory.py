@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from configs.load import load_config
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.maths.conditioning import Conditioning
-from models.memory.activation_tracing import Footprints, Kept, forget_gradient, kinds
-from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
-from models.memory.published import pipelines
-from models.policies import POLICIES, most_images
-from models.policies.clips import ClipPolicy
-from models.policies.trainable import Trainable
-from models.rewards.device_placement import Placed
-from tasks.inputs.components import lora_spec
-from tasks.modalities.diffusion.activations import footprints_of as traced_of
+from flowmill.configs.load import load_config
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.memory.activation_tracing import Blocks, Footprints, forget_gradient, kinds
+from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
+from flowmill.models.memory.published import pipelines
+from flowmill.models.policies import POLICIES, most_images
+from flowmill.models.policies.clips import ClipPolicy
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.rewards.device_placement import Placed
+from flowmill.tasks.inputs.components import lora_spec
+from flowmill.tasks.modalities.diffusion.activations import footprints_of as traced_of
 from tools.accelerator import NAME
 from tools.gpu.lines import Line, Lines, between, equal
 
@@ -79,7 +79,7 @@ def footprints_of(config: RunConfig) -> Footprints:
     return traced_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, label="policy")))
 
 
-def some_blocks(traced: Footprints, most: int | None) -> Kept:
+def some_blocks(traced: Footprints, most: int | None) -> Blocks:
     """Return so many blocks of each kind, all where there is no limit."""
     found = kinds(meta_denoiser(traced._architecture), traced._policy.blocks)
     return frozenset((name, place) for name, places in found for place in places[:most])
@@ -125,7 +125,7 @@ def taken(device: torch.device, work: Callable[[], object]) -> tuple[int, int]:
 class Row:
     """One row of a traced model, with random weights and adapters, on a device; the model is traced no more."""
 
-    def __init__(self, traced: Footprints, kept: Kept, device: torch.device) -> None:
+    def __init__(self, traced: Footprints, kept: Blocks, device: torch.device) -> None:
         """Make the model with some of its blocks."""
         self.policy, self._traced, self._device = traced._policy, traced, device
         self.policy.forget_tables()

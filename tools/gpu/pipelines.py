@@ -11,10 +11,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from configs.registry import resolve
-from models.policies import DISTILLED_GUIDANCE, POLICIES
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.quickstart.tiny import build_tiny
+from flowmill.configs.registry import resolve
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from flowmill.models.quickstart.tiny import build_tiny
 from tests.contracts.test_policies import (
     ALL,
     TINY,
@@ -48,8 +48,7 @@ def measure(device: torch.device, lines: Lines, *, short: bool) -> None:
 def _beside(family: str, device: torch.device, folder: Path) -> Iterator[Line]:
     tiny = TINY[family]
     size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames}
-    guidance = 1.0 if family in DISTILLED_GUIDANCE else _GUIDANCE
-    settings = DiffusionSettings(**size, guidance_scale=guidance, device=device)
+    settings = DiffusionSettings(**size, guidance_scale=_GUIDANCE, device=device)
     options = {**tiny.options, **second_guidance(family)}
     kind = resolve(POLICIES, family, label="policy")
     policy: DiffusionPolicy = kind.load(folder, settings, ALL, options)

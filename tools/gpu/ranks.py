@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from tasks.runs.opening import open_run
+from flowmill.tasks.runs.opening import open_run
 from tools.gpu.lines import Line, Lines, equal
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def _strategy(name: str, overrides: Sequence[str], device: torch.device, count: 
 def _started(root: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
     config = ROOT / "configs" / "tiny_sd3.yaml"
     settings = [f"store.root={root}", "run.name=ranks", "execution.deterministic=true", *overrides]
-    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
+    command = [sys.executable, "-m", "flowmill.flows.cli", "run", str(config)]
     for setting in settings:
         command += ["--set", setting]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

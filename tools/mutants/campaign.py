@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("configs", "flows", "models", "storage", "tasks", "tests", "tools")
+PACKAGES = ("configs", "flowmill", "flows", "models", "storage", "tasks", "tests", "tools")
 #: Imported before forking, beside what the unchanged run shows to be needed. Own packages must not be here: a child
 #: imports them from its copy.
 LIBRARIES = ("pytest", "hypothesis", "torch", "pyarrow.parquet", "transformers", "diffusers", "peft", "sklearn")
@@ -150,7 +150,7 @@ def _stopped_at_exit() -> Iterator[dict[Path, _Running]]:
 def _copy(target: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", ".hypothesis", ".pytest_cache")
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, target / name, ignore=ignore)
+        shutil.copytree(ROOT / name, target / name, ignore=ignore, symlinks=True)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, target / name)
     return target

@@ -137,8 +137,8 @@ NAMED = (
     Named(
         name="FDFO goes to its mate",
         path=f"{ALGORITHMS}/fdfo.py",
-        before="squared_error(moved, -wanted)",
-        after="squared_error(moved, wanted)",
+        before="squared_error(moved, -direction)",
+        after="squared_error(moved, direction)",
     ),
     Named(
         name="SPO does not pull back",

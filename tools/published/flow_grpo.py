@@ -16,7 +16,6 @@ from tools.published.common import (
     KL,
     QWEN_IMAGE,
     QWEN_IMAGE21,
-    SINGLE,
     WAN_ATTENTION,
     about,
     groups,
@@ -255,12 +254,6 @@ PUBLISHED: Mapping[str, Publication] = {
         " For this model none are published; the settings are those of Wan 2.1 1.3B, and the adapted layers are all "
         "attention of both streams.",
         ["to_q", "to_k", "to_v", "to_out.0"],
-    ),
-    "minimax_h3": _wan(
-        "Flow-GRPO's settings for Wan 2.1 on MiniMax-H3, clips with sound",
-        " For this model none are published; the settings are those of Wan 2.1 1.3B, and the adapted layers are "
-        "attention and feed-forward of all blocks.",
-        [*SINGLE, "ff.net.0.proj", "ff.net.2"],
     ),
     "sana_video_2b": _wan(
         "Flow-GRPO's settings for Wan 2.1 on SANA-Video 2B",

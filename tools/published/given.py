@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tools.published.common import size
+from tools.published.common import SINGLE, lora, size
 from tools.published.publication import Publication
 
 _DPO = "https://github.com/SalesforceAIResearch/DiffusionDPO/blob/5233e75919f912f3f631958ee4ebb5b5204382d9"
 _DIFFUSERS = "https://github.com/huggingface/diffusers/blob"
 _TRL = "https://github.com/huggingface/trl/blob/v1.16.0/trl"
 _OPTIONS = "optimize.algorithm.options"
+#: Latents are drawn from the autoencoder's distribution.
+_DRAWN = {"data.latents": "drawn"}
+#: Uniform levels, and the error of velocities.
+_UNIFORM = {
+    f"{_OPTIONS}.prediction": "velocity",
+    f"{_OPTIONS}.times.kind": "stratified",
+    f"{_OPTIONS}.times.low": 0.001,
+    f"{_OPTIONS}.times.high": 1.0,
+}
 #: AdamW of these scripts.
 _ADAM = {"optimize.betas": [0.9, 0.999], "optimize.epsilon": 1e-8, "optimize.max_grad_norm": 1.0}
-_TIMESTEPS = {f"{_OPTIONS}.prediction": "epsilon", f"{_OPTIONS}.times.kind": "grid", "rollout.steps": 1000}
+_TIMESTEPS = {
+    f"{_OPTIONS}.prediction": "epsilon",
+    f"{_OPTIONS}.guided": False,
+    f"{_OPTIONS}.times.kind": "timesteps",
+    f"{_OPTIONS}.times.count": 1,
+}
 
 
 def _diffusion_dpo(model: str, launch: str, path: str, pixels: int, warmup: int, optimizer: str) -> Publication:
@@ -41,6 +55,7 @@ def _diffusion_dpo(model: str, launch: str, path: str, pixels: int, warmup: int,
             "script": {
                 **_ADAM,
                 **_TIMESTEPS,
+                **_DRAWN,
                 **size(pixels),
                 "model.dtype": "float16",
                 "model.lora": None,
@@ -60,16 +75,24 @@ def _dreambooth(title: str, paper: str, commit: str, readme: str, command: Mappi
         title=title,
         paper=paper,
         files={"readme": f"{_DIFFUSERS}/{commit}/examples/dreambooth/{readme}.md"},
-        remark="An image at a time, an update after four. The rank is the script's default, and so are its levels.",
+        remark=(
+            "An image at a time, an update after four. Adapters, levels, loss and crops are the script's defaults. Its "
+            "levels are 1,000 values of the density here."
+        ),
         settings={
             "readme": {
-                "model.lora.rank": 4,
+                **lora(4, 4, SINGLE),
+                **_DRAWN,
+                "data.crop": "random",
                 "data.train": "diffusers/dog-example",
                 "optimize.algorithm.name": "sft",
                 "optimize.schedule": None,
                 "optimize.updates_per_epoch": 500,
                 "run.epochs": 1,
-                f"{_OPTIONS}.times.kind": "logit_normal",
+                f"{_OPTIONS}.guided": False,
+                f"{_OPTIONS}.times.count": 1,
+                **_ADAM,
+                "optimize.weight_decay": 1e-4,
                 "execution.micro_batch_size": 4,
                 **command,
             }
@@ -101,6 +124,7 @@ def _trl(title: str, paper: str, name: str, settings: Mapping[str, Any]) -> Publ
 _FINE_TUNED: Mapping[str, Any] = {
     **_ADAM,
     **_TIMESTEPS,
+    **_DRAWN,
     **size(512),
     "model.dtype": "float16",
     "model.lora": None,
@@ -165,6 +189,10 @@ PUBLISHED: Mapping[str, Publication] = {
             **size(512),
             "model.path": "stabilityai/stable-diffusion-3-medium-diffusers",
             "model.dtype": "float16",
+            "model.options.max_sequence_length": 77,
+            f"{_OPTIONS}.prediction": "sample",
+            f"{_OPTIONS}.times.kind": "logit_normal",
+            f"{_OPTIONS}.times.shift": 3.0,
             "optimize.learning_rate": 4e-4,
         },
     ),
@@ -175,10 +203,11 @@ PUBLISHED: Mapping[str, Publication] = {
         "README_flux",
         {
             **size(512),
+            **_UNIFORM,
             "model.path": "black-forest-labs/FLUX.1-dev",
             "model.dtype": "bfloat16",
             "model.guidance_scale": 1.0,
-            "model.options.max_sequence_length": 77,
+            "model.options.max_sequence_length": 512,
             "optimize.optimizer": "prodigy",
             "optimize.learning_rate": 1.0,
         },
@@ -190,7 +219,9 @@ PUBLISHED: Mapping[str, Publication] = {
         "README_qwen",
         {
             **size(1024),
+            **_UNIFORM,
             "model.path": "Qwen/Qwen-Image",
+            "model.options.max_sequence_length": 512,
             "model.dtype": "bfloat16",
             "optimize.optimizer": "adamw8bit",
             "optimize.learning_rate": 2e-4,

@@ -73,9 +73,30 @@ PUBLISHED: Mapping[str, Publication] = {
     "qwen_05b_ppo": Publication(
         title="PPO from scratch on Qwen2.5-0.5B",
         paper=None,
-        files={"guide": f"{_QUICK}/README.md"},
-        remark="Its critic is made of the actor's own backbone, which two optimizers then move; here it is a copy.",
+        files={"guide": f"{_QUICK}/README.md", "script": f"{_QUICK}/ppo_train.py"},
+        remark=(
+            "Its critic is made of the actor's own backbone, which two optimizers then move; here it is a copy. The "
+            "reward of a text that ends is masked out there, as it lies on the end token, which is no action."
+        ),
         settings={
+            "script": {
+                "model.dtype": "float32",
+                "model.lora": None,
+                "rollout.tokens.temperature": 0.7,
+                "rollout.tokens.top_p": 0.8,
+                "rollout.tokens.top_k": 20,
+                "rollout.tokens.end": "no action",
+                "rewards.reads": "prompt and text as one",
+                f"{_ESTIMATOR}.options.whiten": False,
+                "critic.loss": "squared error",
+                "critic.alone_epochs": 0,
+                "optimize.schedule": None,
+                "optimize.betas": [0.9, 0.999],
+                "optimize.weight_decay": 0.0,
+                "optimize.max_grad_norm": None,
+                "optimize.updates_per_epoch": 8,
+                "run.epochs": 3,
+            },
             "guide": {
                 "model.path": "Qwen/Qwen2.5-0.5B-Instruct",
                 "prompts.train": "prompt_list",
@@ -99,7 +120,7 @@ PUBLISHED: Mapping[str, Publication] = {
                 "optimize.learning_rate": 5e-5,
                 "critic.learning_rate": 5e-5,
                 "optimize.inner_epochs": 5,
-            }
+            },
         },
     ),
     "qwen_05b_grpo": Publication(

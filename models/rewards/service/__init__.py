@@ -1,4 +1,5 @@
-"""Rewards over HTTP: wire format (``wire``) and server (``batching``, ``app``), see ``models.rewards.remote`` too.
+"""Rewards over HTTP: wire format (``wire``) and server (``batching``, ``app``), see ``flowmill.models.rewards.remote``
+too.
 
 The server needs neither torch nor Prefect unless its reward does.
 """

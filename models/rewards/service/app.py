@@ -13,13 +13,13 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from configs.errors import FlowmillError
-from models.rewards.base import Batch, Reward, Scores, joined, perfect_score
-from models.rewards.invocation import Handling, needs_of_made, score
-from models.rewards.service import wire
-from models.serving import messages
-from models.serving.batching import Batcher, Limits, Metrics
-from models.serving.guarded import Door, RefusedRequest
+from flowmill.configs.errors import FlowmillError
+from flowmill.models.rewards.base import Batch, Reward, Scores, joined, perfect_score
+from flowmill.models.rewards.invocation import Handling, declared_needs, score
+from flowmill.models.rewards.service import wire
+from flowmill.models.serving import messages
+from flowmill.models.serving.batching import Batcher, Limits, Metrics
+from flowmill.models.serving.guarded import Door, RefusedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Served:
     """A reward and how it is served."""
 
     reward: Reward
-    """The reward, made."""
+    """The reward object."""
     name: str
     """Name in the table, or an import string."""
     options: Mapping[str, Any]
@@ -43,11 +43,11 @@ class Served:
         """Return the scores of requests from one call; a groupwise reward treats each request as one group."""
         apart = [replace(batch, groups=[str(number)] * len(batch)) for number, batch in enumerate(batches)]
         handling = Handling(frames="clip", batch_size=self.batch_size)
-        found, start, answers = score(self.reward, self.name, joined(apart), handling), 0, []
+        scores, start, answers = score(self.reward, self.name, joined(apart), handling), 0, []
         for batch in batches:
             stop = start + len(batch)
-            notes = None if found.notes is None else list(found.notes[start:stop])
-            answers.append(Scores(found.values[start:stop], notes))
+            notes = None if scores.notes is None else list(scores.notes[start:stop])
+            answers.append(Scores(scores.values[start:stop], notes))
             start = stop
         return answers
 
@@ -70,7 +70,7 @@ def make_app(served: Served) -> FastAPI:
         return wire.RewardInfo(
             name=served.name,
             options=dict(served.options),
-            needs=wire.NeedsFields(**wire.needs_fields(needs_of_made(served.reward))),
+            needs=wire.NeedsFields(**wire.needs_fields(declared_needs(served.reward))),
             perfect=perfect_score(served.reward),
             max_bytes=served.max_bytes,
         ).model_dump(exclude_defaults=True)

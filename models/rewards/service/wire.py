@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from configs.fingerprint import fingerprint
-from configs.validation_messages import first_error
-from models.rewards.base import Batch, Needs, Scores, Sources
-from models.serving.messages import MOST_ROWS, WireError, pack, unpack
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.validation_messages import first_error
+from flowmill.models.rewards.base import Batch, Needs, Scores, Sources
+from flowmill.models.serving.messages import MOST_ROWS, WireError, pack, unpack
 
 SCORE, INFO, HEALTH = "/v1/score", "/v1/info", "/health"
 #: Header of a request: the requested reward, see ``identity``.
@@ -181,8 +181,8 @@ def identity(name: str, options: Mapping[str, Any]) -> str:
 
 def needs_fields(needs: Needs) -> dict[str, Any]:
     """Return the needs of a reward that concern clients, as plain data."""
-    # Older versions have no field 'rate', so it is left out where not needed. Sharding concerns the server alone.
-    left_out = {"watched_by", "spreads"} | ({"rate"} if needs.rate is None else set())
+    # Older versions have no field 'rate', so it is left out where not needed.
+    left_out = {"watched_by"} | ({"rate"} if needs.rate is None else set())
     fields = {name: value for name, value in asdict(needs).items() if name not in left_out}
     # Earlier versions do not know 'samples', which are passed like images.
     media = "images" if needs.media == "samples" else needs.media

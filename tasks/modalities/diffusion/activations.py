@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.model import ModelSection
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.library_loading import quiet_libraries
-from models.memory.activation_tracing import Footprints
-from models.memory.published import Architecture
-from models.policies import LAST_FRAME, POLICIES, most_images
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.weights.lora import LoraSpec
-from tasks.algorithms.base import Requirements
-from tasks.inputs.components import as_evaluated, decode_rows
-from tasks.inputs.prompts import uses_guidance
-from tasks.modalities.diffusion.trained_rewards import rows_at_once
+from flowmill.configs.model import ModelSection
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.memory.activation_tracing import Footprints
+from flowmill.models.memory.published import Architecture
+from flowmill.models.policies import LAST_FRAME, POLICIES, most_images
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.inputs.components import as_evaluated, decode_rows
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.modalities.diffusion.trained_rewards import rows_at_once
 
 #: Height and width that every family's small pipeline can make.
 _SMALL = 64
@@ -41,7 +41,7 @@ class Activations:
     """Decoding of ``execution.decode_batch_size`` rows."""
     encoding: int = 0
     """Encoding of a prompt's images, one at a time; 0 if prompts have none."""
-    kept: int = 0
+    retained: int = 0
     """Activations that a forward of a micro-batch keeps for its backward, if measured."""
     following: int = 0
     """Decoding of the rows that rewards differentiate at once, and the backward pass to latents, if measured."""
@@ -64,15 +64,15 @@ def measure_activations(
     traced = footprints_of(config, architecture, spec)
     trained = traced if requires.guided else footprints_of(config, architecture, spec, guided=False)
     evaluated = footprints_of(larger, architecture, spec)
-    micro, asks = execution.micro_batch_size, requires.rewards or requires.gradients
+    micro, differentiated = execution.micro_batch_size, requires.rewards or requires.gradients
     return Activations(
         sampling=max(each.sampling(execution.rollout_batch_size) for each in (traced, evaluated)),
         training=trained.training(micro),
         decoding=max(each.decoding(decode_rows(config)) for each in (traced, evaluated)),
         # It takes at most the memory of decoding an image.
         encoding=max(each.decoding(1) for each in (traced, evaluated)) if reads_images(config) else 0,
-        kept=trained.keeping(micro) if requires.rewards else 0,
-        following=traced.following(rows_of_rewards(config, requires)) if asks else 0,
+        retained=trained.keeping(micro) if requires.rewards else 0,
+        following=traced.following(rows_of_rewards(config, requires)) if differentiated else 0,
         stored=trained.stored(),
     )
 
@@ -113,7 +113,7 @@ class _Model:
 @lru_cache(8)
 def _footprints(model: _Model, spec: LoraSpec | None, guided: bool, both: bool) -> Footprints:
     """Return the tracer of a model, which keeps its results: batch sizes and strategies do not change them."""
-    from models.quickstart.tiny import build_tiny
+    from flowmill.models.quickstart.tiny import build_tiny
 
     section = model.section
     settings = DiffusionSettings(
@@ -135,6 +135,6 @@ def _footprints(model: _Model, spec: LoraSpec | None, guided: bool, both: bool) 
     policy.settings = settings
     image = np.zeros((section.height, section.width, 3), np.uint8)
     most = most_images(section.policy, section.options)
-    # The number of given frames of a clip has a negligible effect on memory.
+    # The number of input frames of a clip has a negligible effect on memory.
     images = [[image] * (1 if section.policy in LAST_FRAME else most)] if most else None
     return Footprints(policy, model.architecture, spec, guided=guided, images=images)

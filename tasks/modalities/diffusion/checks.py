@@ -5,33 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from configs.registry import Table, resolve
-from configs.schema import RunConfig
-from models.engines import LOCAL
-from models.maths import SOLVERS
-from models.policies.tokenization import check_marks
-from models.quickstart import BUILDERS
-from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import check_advantage, check_replay
-from tasks.inputs.components import make_kernel, make_plan
-from tasks.inputs.given_data import given_heldout, given_per_epoch
-from tasks.inputs.prompts import uses_guidance
-from tasks.inputs.source_prompts import source_prompts
-from tasks.modalities.diffusion.setting_combination import Combination, draw_plans
-from tasks.modalities.diffusion.setting_rules import check_combination
-from tasks.modalities.forward_cost import Cost
-from tasks.runs.sharding import rollout_cuts
-from tasks.specs.plan import RunPlan
+from flowmill.configs.registry import Table, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import LOCAL
+from flowmill.models.maths import SOLVERS
+from flowmill.models.policies.tokenization import check_marks
+from flowmill.models.quickstart import BUILDERS
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.algorithms.checks import check_advantage, check_replay
+from flowmill.tasks.inputs.components import make_kernel, make_plan
+from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.modalities.diffusion.setting_combination import Combination, draw_plans
+from flowmill.tasks.modalities.diffusion.setting_rules import check_combination
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.runs.sharding import rollout_cuts
+from flowmill.tasks.specs.plan import RunPlan
 
 
 def check_diffusion(config: RunConfig, requires: Requirements) -> None:
-    """Check samplers, plans and their combinations with other settings.
-
-    Raises:
-        ConfigError: a setting or combination is invalid.
-    """
-    _known("rollout.solver", config.rollout.solver, SOLVERS)
-    _known("evaluate.solver", config.evaluate.solver, SOLVERS)
+    """Check samplers, plans and their combinations with other settings."""
+    _check_name("rollout.solver", config.rollout.solver, SOLVERS)
+    _check_name("evaluate.solver", config.evaluate.solver, SOLVERS)
     kernel, plan = make_kernel(config), make_plan(config)
     draws = draw_plans(config, plan)
     check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
@@ -42,7 +38,7 @@ def check_diffusion(config: RunConfig, requires: Requirements) -> None:
         check_marks(folder, (prompt.text for prompts in source_prompts(config).values() for prompt in prompts))
 
 
-def _known(label: str, name: str, table: Table) -> None:
+def _check_name(label: str, name: str, table: Table) -> None:
     """Check a table name without importing its entry; import strings are imported."""
     if name not in table:
         resolve(table, name, label=label)
@@ -55,7 +51,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     trained_calls = calls if requires.guided else 1
     trunks = rollout.prompts_per_epoch * rollout.group_size
     if config.data is not None:
-        trunks = given_per_epoch(config)
+        trunks = samples_per_epoch(config)
     samples = trunks * (steps.branches * len(steps.trained) if steps.branches else 1)
     trained, states = (1, 2) if steps.branches else (len(steps.trained), len(steps.states))
     positions = requires.times.count if requires.times is not None else trained
@@ -83,9 +79,13 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         rollout_forwards=0 if config.data is not None else trunks * forwards * calls,
         optimize_rows=rows,
         optimize_forwards=rows * trained_calls * requires.calls,
-        reference_forwards=rows * trained_calls // config.optimize.inner_epochs if requires.reference else 0,
+        reference_forwards=rows * trained_calls // config.optimize.inner_epochs * requires.reference
+        + 2 * rows * trained_calls * requires.mismatched,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
-        validate_forwards=given_heldout(config) * positions * trained_calls * (requires.calls + requires.reference),
+        validate_forwards=heldout_samples(config)
+        * positions
+        * trained_calls
+        * (requires.calls + requires.reference + 2 * requires.mismatched),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=0 if config.data is not None else len(rollout_cuts(config)),
         latent_bytes_per_epoch=per_epoch,
@@ -98,7 +98,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
 
 def _latent_values(config: RunConfig) -> int | None:
     """Return the number of values of one latent, from the model's own or published config files, or the builder."""
-    from models.memory.architectures import architecture_of
+    from flowmill.models.memory.architectures import architecture_of
 
     model = config.model
     if model.build is not None:

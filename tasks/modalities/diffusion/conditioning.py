@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.devices import moved
-from models.maths.conditioning import Conditioning
-from storage.trajectories.embeddings import EmbeddingCache
-from tasks.inputs.prompts import StoredPrompt, condition_key, uses_guidance
+from flowmill.models.devices import moved
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.storage.trajectories.embeddings import EmbeddingCache
+from flowmill.tasks.inputs.prompts import StoredPrompt, condition_key, uses_guidance
 
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
-    from tasks.runtime.host import ModelHost
+    from flowmill.tasks.runs.context import RunContext
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 def read_conditioning(
@@ -29,10 +29,10 @@ def read_conditioning(
         dtype: the model's dtype; integers keep their own.
     """
     text = context.config.model.negative_prompt
-    wanted = [[prompt.condition for prompt in prompts]]
+    keys = [[prompt.condition for prompt in prompts]]
     if uses_guidance(context.config):
-        wanted.append([condition_key(text, prompt.metadata) for prompt in prompts])
-    positive, *negative = (_tensors(context.embeddings, conditions, device, dtype) for conditions in wanted)
+        keys.append([condition_key(text, prompt.metadata) for prompt in prompts])
+    positive, *negative = (_tensors(context.embeddings, conditions, device, dtype) for conditions in keys)
     return Conditioning(positive, negative[0] if negative else None)
 
 

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from models.engines import make_chain_engine
-from models.engines.chains import BASE, Call, PolicyWeights, Sde, Wanted
-from models.maths.kernels import CPS
-from models.maths.schedules import Steps
-from models.maths.transitions import ODE, FlowSDE, Kernel
-from models.policies import IMAGE_CONDITIONED
-from models.policies.diffusion import DiffusionPolicy
-from models.policies.nan_checks import noise_levels
-from models.weights.merging import merged_state
-from tasks.inputs.components import call_options, make_kernel
-from tasks.inputs.prompts import uses_guidance
-from tasks.inputs.weight_sources import Weights, weight_files
-from tasks.runs.seeds import derive, generator
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import make_chain_engine
+from flowmill.models.engines.chains import Call, ChainRequest, PolicyWeights, Sde
+from flowmill.models.maths.kernels import CPS
+from flowmill.models.maths.schedules import Steps
+from flowmill.models.maths.transitions import ODE, FlowSDE, Kernel
+from flowmill.models.policies import IMAGE_CONDITIONED
+from flowmill.models.policies.diffusion import DiffusionPolicy
+from flowmill.models.policies.nan_checks import noise_levels
+from flowmill.models.weights.merging import merged_state
+from flowmill.tasks.inputs.components import make_kernel
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.weights.tensor_files import TensorFiles
-    from storage.layout import ArtifactRef
-    from tasks.modalities.diffusion.setting_combination import Combination
-    from tasks.runtime.host import ModelHost
+    from flowmill.storage.layout import ArtifactRef
+    from flowmill.tasks.modalities.diffusion.setting_combination import Combination
+    from flowmill.tasks.runtime.host import ModelHost
 
 
-def check_engine(found: Combination) -> None:
-    """Check that an engine can draw the chains of a run.
-
-    Raises:
-        ConfigError: it cannot, or a setting needs the policy in this process.
-    """
-    config = found.config
+def check_engine(combination: Combination) -> None:
+    """Check that an engine can draw the chains of a run."""
+    config = combination.config
     rollout, engine = config.rollout, make_chain_engine(config.rollout.engine)
     if engine is None:
         return
@@ -48,33 +40,19 @@ def check_engine(found: Combination) -> None:
     cannot = {
         "with 'data' nothing is rolled out. Remove rollout.engine": config.data is not None,
         "prompts come with images, which no request carries. Set it to 'local'": images,
-        f"{found.plan} branches, and a request is for one chain. Set that to 'all'": found.draws[0].branches > 0,
+        f"{combination.plan} branches, and a request is for one chain. Set that to 'all'": combination.draws[0].branches
+        > 0,
         "rollout.latents_dtype 'float16' rounds the latents between steps, which no request asks for. Set that to "
         "'float32'": rollout.latents_dtype != "float32",
         "execution.sampling 'spread' has all ranks make every forward together, and the check of a server is one of a "
         "rank alone. Set that to 'whole'": config.execution.sampling == "spread",
+        "model.quantize changes the base model, and it has another. Remove model.quantize": config.model.quantize
+        is not None,
     }
-    if not engine.draws_alike:
-        quantized = "model.quantize changes the base model, and it has another. Remove model.quantize"
-        cannot[quantized] = config.model.quantize is not None
-    lacking = engine.lacks(rollout, sde_of(config.rollout.sampler.name, found.kernel))
+    lacking = engine.lacks(rollout, sde_of(config.rollout.sampler.name, combination.kernel))
     reason = next((reason for reason, holds in cannot.items() if holds), None) or lacking
     if reason is not None:
         raise ConfigError(f"rollout.engine is '{rollout.engine.name}', but {reason.rstrip('.')}.")
-
-
-def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Return everything in a config that changes a chain of given seeds, as plain JSON values."""
-    rollout = config.rollout
-    return {
-        "rollout.sampler": rollout.sampler.model_dump(mode="json"),
-        "rollout.solver": rollout.solver,
-        "rollout.steps": rollout.steps,
-        "rollout.own_noise": rollout.own_noise,
-        "model.policy": config.model.policy,
-        "model.quantize": config.model.quantizer,
-        **{f"model.{name}": value for name, value in call_options(config).items()},
-    }
 
 
 def sde_of(name: str, kernel: Kernel) -> Sde:
@@ -93,7 +71,6 @@ def call_of(config: RunConfig, policy: DiffusionPolicy) -> Call:
     size = {"width": config.model.width, "height": config.model.height}
     return Call(
         arguments={**size, **({} if called is None else called.arguments)},
-        settings=settings_of(config),
         sde=sde_of(config.rollout.sampler.name, make_kernel(config)),
         batch_size=config.execution.rollout_batch_size,
         shape=tuple(policy.initial_latents([generator(0)]).shape[1:]),
@@ -101,13 +78,12 @@ def call_of(config: RunConfig, policy: DiffusionPolicy) -> Call:
     )
 
 
-def proof_of(config: RunConfig, prompt: str) -> Wanted:
+def proof_of(config: RunConfig, prompt: str) -> ChainRequest:
     """Return the chain that shows a server's weights: the first step from fixed noise, without noise of its own."""
-    seed = derive(config.run.seed, "proof")
-    return Wanted(prompt=prompt, initial=seed, own=seed if config.rollout.own_noise else None, states=(0, 1))
+    return ChainRequest(prompt=prompt, seed=derive(config.run.seed, "proof"), states=(0, 1))
 
 
-def wanted_states(plan: Steps, checked: int | None, steps: int) -> tuple[int, ...]:
+def stored_states(plan: Steps, checked: int | None, steps: int) -> tuple[int, ...]:
     """Return the states of a chain that are stored, those of a checked step, and the final one."""
     neighbors = () if checked is None else (checked, checked + 1)
     return tuple(sorted({*plan.states, *neighbors, steps}))
@@ -126,40 +102,14 @@ def checked_step(plan: Steps, steps: int, solver: str) -> int | None:
 
 def weights_of(host: ModelHost, ref: ArtifactRef, weights: Weights) -> PolicyWeights:
     """Return the weights of a policy for an engine."""
-    from models.engines.chain_wire import TensorsDigest
-    from models.weights.tensor_files import TensorFiles
-
-    files = weight_files(host.context.store, ref, weights)
-
-    def parts(size: int) -> Iterator[Mapping[str, Tensor]]:
-        return iter(()) if files is None else _in_parts(TensorFiles(files), size)
 
     def write(folder: Path) -> None:
-        held = host.exportable(ref, weights)
-        for name, module in held.policy.trained.items():
+        trainable = host.exportable(ref, weights)
+        for name, module in trainable.policy.trained.items():
             (folder / name).mkdir(parents=True)
             _save(merged_state(module), folder / name / "diffusion_pytorch_model.safetensors")
 
-    digest = TensorsDigest()
-    for part in parts(1 << 28):
-        digest.add(part)
-    return PolicyWeights(name=BASE if files is None else str(digest), parts=parts, write=write)
-
-
-def _in_parts(files: TensorFiles, size: int) -> Iterator[Mapping[str, Tensor]]:
-    """Yield stored tensors in parts of about so many bytes."""
-    parts: list[list[str]] = []
-    shapes, left = files.shapes, 0
-    for name in sorted(shapes):
-        needed = 4 * math.prod(shapes[name])
-        if not parts or needed > left:
-            parts, left = [*parts, []], size
-        parts[-1].append(name)
-        left -= needed
-    for names in parts:
-        targets = {name: torch.empty(shapes[name]) for name in names}
-        files.read_into(targets)
-        yield targets
+    return PolicyWeights(name=host.context.store.require(ref).digest[:16], write=write)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -168,10 +118,10 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 
-def step_gap(found: Tensor, own: Tensor, start: Tensor) -> Tensor:
+def step_gap(latents: Tensor, own: Tensor, start: Tensor) -> Tensor:
     """Return the distance of (B, ...) latents from the policy's, relative to its step from ``start``, (B,).
 
     It is the relative distance of velocities, as a step without noise is proportional to the velocity.
     """
-    distance, length = ((one - own).flatten(1).square().sum(1).sqrt() for one in (found, start))
+    distance, length = ((one - own).flatten(1).square().sum(1).sqrt() for one in (latents, start))
     return distance / length

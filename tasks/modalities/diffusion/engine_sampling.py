@@ -1,4 +1,4 @@
-"""Rollouts whose chains servers draw: proved before, compared after, with log-probs that are computed here.
+"""Rollouts whose chains a server draws: proved before, compared after, with log-probs that are computed here.
 
 Legend: B rows of a batch, T steps.
 """
@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from configs.errors import EngineError
-from models.engines.chains import Chain, ChainEngine, ChainServer, Drawing, Wanted
-from models.engines.pool import Pool
-from models.maths.sampling import Rollout, grid_at, rescore
-from storage.trajectories.base import Sample
-from tasks.inputs.components import make_solver
-from tasks.inputs.weight_sources import Weights
-from tasks.modalities.diffusion.engine_calls import (
+from flowmill.configs.errors import EngineError
+from flowmill.models.engines.chains import ChainEngine, ChainRequest, ChainServer, DenoisingChain, Drawing
+from flowmill.models.maths.sampling import Rollout, grid_at, rescore
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.inputs.components import make_solver
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.modalities.diffusion.engine_calls import (
     call_of,
     checked_step,
     proof_of,
     step_gap,
-    wanted_states,
+    stored_states,
     weights_of,
 )
-from tasks.modalities.diffusion.rollout_sampling import ChainBatch, RolloutSampler, initial_noise
-from tasks.modalities.samplers import SampleRequest, SamplingContext, WorksAhead
+from flowmill.tasks.modalities.diffusion.rollout_sampling import ChainBatch, RolloutSampler
+from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext, WorksAhead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +48,7 @@ class EngineSampler(RolloutSampler, WorksAhead):
         """Bind to the sampling context and the engine; no request is sent yet."""
         super().__init__(making)
         self._engine = engine
-        # The check of a server's weights is a forward in the thread that asks it.
+        # The check of a server's weights is a forward in the thread that calls it.
         self._lock = threading.Lock()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
@@ -57,15 +56,15 @@ class EngineSampler(RolloutSampler, WorksAhead):
         return next(self.each([jobs]))
 
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
-        """Yield the samples of batches, in order: servers draw the next ones while the first is computed here."""
-        drawn: deque[tuple[ChainBatch, Future[list[Chain]]]] = deque()
-        waiting, pool, servers = iter(parts), self._server_pool, len(self._servers)
-        threads = ThreadPoolExecutor(servers, thread_name_prefix="rollout")
+        """Yield the samples of batches, in order: the server draws the next ones while the first is computed here."""
+        waiting, server = iter(parts), self._server
+        drawn: deque[tuple[ChainBatch, Future[list[DenoisingChain]]]] = deque()
+        threads = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         try:
             while True:
-                for jobs in islice(waiting, servers + 1 - len(drawn)):
+                for jobs in islice(waiting, 2 - len(drawn)):
                     batch = self._batch(jobs)
-                    drawn.append((batch, threads.submit(pool.draw, self._wanted(batch))))
+                    drawn.append((batch, threads.submit(server.chains, self._chains(batch))))
                 if not drawn:
                     return
                 batch, future = drawn.popleft()
@@ -76,28 +75,22 @@ class EngineSampler(RolloutSampler, WorksAhead):
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _wanted(self, batch: ChainBatch) -> list[Wanted]:
+    def _chains(self, batch: ChainBatch) -> list[ChainRequest]:
         """Return the chains of a batch, without copies."""
-        steps, solver, wanted = self._config.rollout.steps, self._config.rollout.solver, []
-        for job, seed, plan in zip(batch.jobs, batch.seeds, batch.plans, strict=False):
-            wanted.append(
-                Wanted(
-                    prompt=job.prompt.text,
-                    initial=seed,
-                    own=self._own_seed(job),
-                    noise={step: self._seed("noise", job, step) for step in plan.stochastic},
-                    trained=plan.trained,
-                    states=wanted_states(plan, checked_step(plan, steps, solver), steps),
-                )
+        steps, solver = self._config.rollout.steps, self._config.rollout.solver
+        return [
+            ChainRequest(
+                prompt=job.prompt.text,
+                seed=seed,
+                stochastic=plan.stochastic,
+                trained=plan.trained,
+                states=stored_states(plan, checked_step(plan, steps, solver), steps),
             )
-        return wanted
+            for job, seed, plan in zip(batch.jobs, batch.seeds, batch.plans, strict=False)
+        ]
 
-    def rescored(self, batch: ChainBatch, chains: Sequence[Chain]) -> Rollout:
-        """Return the log-probs of chains as the policy in this process computes them.
-
-        Raises:
-            EngineError: the engine's are too far from them, or a step is not the policy's.
-        """
+    def rescored(self, batch: ChainBatch, chains: Sequence[DenoisingChain]) -> Rollout:
+        """Return the log-probs of chains as the policy in this process computes them."""
         padded = [*chains, *[chains[-1]] * (len(batch.padded) - len(chains))]
         latents = torch.nn.utils.rnn.pad_sequence([chain.latents for chain in padded], batch_first=True)
         latents, states = latents.to(self._making.host.device), [chain.states for chain in padded]
@@ -114,7 +107,7 @@ class EngineSampler(RolloutSampler, WorksAhead):
         self._check_step(batch, latents, states)
         return rollout
 
-    def _check_log_probs(self, batch: ChainBatch, chains: Sequence[Chain], rollout: Rollout) -> None:
+    def _check_log_probs(self, batch: ChainBatch, chains: Sequence[DenoisingChain], rollout: Rollout) -> None:
         rows = zip(chains, batch.plans, rollout.log_probs.cpu(), strict=False)
         gaps = torch.cat([(chain.log_probs[list(plan.trained)] - own).abs() for chain, plan, own in rows])
         limit = self._engine.log_prob_tolerance
@@ -129,12 +122,12 @@ class EngineSampler(RolloutSampler, WorksAhead):
         """Compare a step without noise of every chain with the policy's."""
         steps, solver = self._config.rollout.steps, self._config.rollout.solver
         checked = [checked_step(plan, steps, solver) for plan in batch.plans]
-        known = [step for step in checked if step is not None]
-        if len(known) < len(checked):
+        compared = [step for step in checked if step is not None]
+        if len(compared) < len(checked):
             return
-        at = [row.index(step) for row, step in zip(states, known, strict=True)]
+        at = [row.index(step) for row, step in zip(states, compared, strict=True)]
         start, end = (torch.stack([latents[row, place + n] for row, place in enumerate(at)]) for n in (0, 1))
-        gaps = self._gaps(batch, start, end, torch.tensor(known))
+        gaps = self._gaps(batch, start, end, torch.tensor(compared))
         if not float(gaps.max()) <= self._tolerance:
             raise EngineError(
                 f"rollout.engine: a step that it drew is {float(gaps.max()):.3g} from the policy's, relative to its "
@@ -151,23 +144,19 @@ class EngineSampler(RolloutSampler, WorksAhead):
         return step_gap(end, own, start)
 
     @cached_property
-    def _servers(self) -> Sequence[ChainServer]:
-        """The servers, which get the policy's weights when they first draw."""
+    def _server(self) -> ChainServer:
+        """The server, which gets the policy's weights when it first draws."""
         context, host, size = self._making.context, self._making.host, self._config.execution.rollout_batch_size
         prompt = context.prompts["train"][0]
-        # Prepared here: threads of servers only compute.
+        # Prepared here: the thread that calls the server only computes.
         batch = self._batch([SampleRequest(prompt=prompt, replica=0, name="proof")])
-        wanted = proof_of(self._config, prompt.text)
-        expected = initial_noise(batch.policy, [wanted.initial], [wanted.own], self._config.rollout.own_noise)
+        proof = proof_of(self._config, prompt.text)
 
-        def prove(url: str, chain: Chain) -> None:
+        def prove(url: str, chain: DenoisingChain) -> None:
             with self._lock:
                 host.use_threads()
                 start, end = (each.to(host.device).expand(size, *each.shape) for each in chain.latents)
                 gap = float(self._gaps(batch, start, end, torch.zeros(size, dtype=torch.int64))[0])
-                if self._engine.draws_alike:
-                    noise = expected.to(host.device)
-                    gap = max(gap, float(step_gap(start[:1], noise, torch.zeros_like(noise))))
             if not gap <= self._tolerance:
                 raise EngineError(
                     f"rollout.engine at {url} does not have the weights of the policy: from fixed noise, for the first "
@@ -179,14 +168,11 @@ class EngineSampler(RolloutSampler, WorksAhead):
         drawing = Drawing(
             call=call_of(self._config, batch.policy),
             weights=weights_of(host, self._making.policy, Weights.BEHAVIOR),
-            proof=wanted,
+            proof=proof,
             prove=prove,
+            rank=host.ranks.rank,
         )
         return self._engine.open(drawing)
-
-    @cached_property
-    def _server_pool(self) -> Pool:
-        return Pool(self._servers, self._engine.patience_s, self._making.context.reporter.message)
 
     @property
     def _tolerance(self) -> float:

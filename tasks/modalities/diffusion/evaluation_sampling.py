@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.model import ModelSection
-from models.maths.sampling import Sampler, ode_plan, sample
-from models.maths.transitions import ODE
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
-from models.policies.nan_checks import noise_levels
-from storage.trajectories.base import Sample
-from tasks.inputs.components import as_evaluated, make_solver
-from tasks.inputs.weight_sources import Weights
-from tasks.modalities.diffusion.final_samples import Finals
-from tasks.modalities.diffusion.lockstep import InStep
-from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.samplers import SampleRequest, SamplingContext
-from tasks.runs.seeds import derive, generator
+from flowmill.configs.model import ModelSection
+from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.transitions import ODE
+from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from flowmill.models.policies.nan_checks import noise_levels
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.inputs.components import as_evaluated, make_solver
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.modalities.diffusion.final_samples import Finals
+from flowmill.tasks.modalities.diffusion.lockstep import InStep
+from flowmill.tasks.modalities.diffusion.velocities import SamplingModels
+from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
+from flowmill.tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:
     import torch
 
 
 class EvaluationSampler:
-    """Makes samples with fixed seeds, using the average of the weights if one is kept."""
+    """Makes samples with fixed seeds, using the average of the weights if there is one."""
 
     def __init__(self, making: SamplingContext) -> None:
         """Bind to the sampling context."""
@@ -41,7 +41,7 @@ class EvaluationSampler:
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Sample one batch; padding to a fixed size makes the same kernels run for every shard."""
-        policy, velocities = self._models.held()
+        policy, velocities = self._models.policy_and_velocities()
         with policy.sized(**sizes_of(as_evaluated(self._config).model)):
             return self._sampled(jobs, policy, velocities)
 

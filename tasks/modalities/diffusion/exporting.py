@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, cast
 
 from PIL import Image
 
-from models.image_files import within
-from models.policies.diffusion import DiffusionPolicy, PipelineCall
-from models.policies.pipeline_index import index_file, read_index_file
-from tasks.export.card import CardContent, model_card
-from tasks.export.evaluations import Shown, evaluation_images
-from tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
-from tasks.export.usage import Usage, input_names, lora_files
-from tasks.fitting.provenance import data_section
-from tasks.inputs.base_model import BaseModel, describe_base
-from tasks.inputs.components import as_evaluated
-from tasks.inputs.prompts import StoredPrompt, image_column, uses_guidance
-from tasks.inputs.weight_sources import PIPELINE, Weights
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.metrics.image_grids import grid
-from tasks.metrics.view import RunView
-from tasks.modalities.diffusion.evaluation_sampling import sizes_of
-from tasks.runs.seeds import derive
+from flowmill.models.image_files import within
+from flowmill.models.policies.diffusion import DiffusionPolicy, PipelineCall
+from flowmill.models.policies.pipeline_index import index_file, read_index_file
+from flowmill.tasks.export.card import CardContent, model_card
+from flowmill.tasks.export.evaluations import Shown, evaluation_images
+from flowmill.tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
+from flowmill.tasks.export.usage import Usage, input_names, lora_files
+from flowmill.tasks.fitting.provenance import data_section
+from flowmill.tasks.inputs.base_model import BaseModel, describe_base
+from flowmill.tasks.inputs.components import as_evaluated
+from flowmill.tasks.inputs.prompts import StoredPrompt, image_column, uses_guidance
+from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.image_grids import grid
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.diffusion.evaluation_sampling import sizes_of
+from flowmill.tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
-    from models.weights.lora import LoraSpec
-    from tasks.modalities.modality import ExportRequest
+    from flowmill.models.weights.lora import LoraSpec
+    from flowmill.tasks.modalities.modality import ExportRequest
 
 #: Columns of the before-and-after picture.
 _SHOWN = 6
@@ -45,8 +45,8 @@ class PipelineExport:
 
     def write(self, folder: Path) -> None:
         """Write model, images, settings and card."""
-        held = self._host.exportable(self._inputs[0], Weights.AVERAGE)
-        policy = cast(DiffusionPolicy, held.policy)
+        trainable = self._host.exportable(self._inputs[0], Weights.AVERAGE)
+        policy = cast(DiffusionPolicy, trainable.policy)
         target, base = folder / PIPELINE, self._base()
         negative = self._config.model.negative_prompt if uses_guidance(self._config) else None
         with policy.sized(**sizes_of(as_evaluated(self._config).model)):
@@ -57,7 +57,7 @@ class PipelineExport:
         usage = None if call is None else self._usage(policy, target, base, call)
         if usage is not None:
             (target / "generation.json").write_text(json.dumps(usage.plain(), indent=2, ensure_ascii=False) + "\n")
-        (target / "README.md").write_text(model_card(self._about(base, picture, held.lora), usage))
+        (target / "README.md").write_text(model_card(self._content(base, picture, trainable.lora), usage))
 
     @property
     def _steps(self) -> int:
@@ -105,7 +105,7 @@ class PipelineExport:
             fps=config.rollout.media.fps if config.model.frames > 1 else None,
         )
 
-    def _about(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> CardContent:
+    def _content(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> CardContent:
         trained, model, prompts = self._inputs
         return CardContent(
             config=self._config,
@@ -117,7 +117,7 @@ class PipelineExport:
             prompts=str(prompts),
             before=evaluation_figures(self._context.chain, 0),
             after=evaluation_figures(self._context.chain, self._epoch),
-            given=RunView(self._context).given(),
+            ingested=RunView(self._context).ingested(),
             data=data_section(self._context, self._epoch),
             picture=picture,
             lora=lora,
@@ -134,10 +134,10 @@ class PipelineExport:
 
     def _copy_images(self, prompt: StoredPrompt, target: Path, call: PipelineCall) -> tuple[str, ...]:
         """Write a prompt's images, or the frames of its clip, in the size of the pipeline; return their names."""
-        (found,) = self._context.references([prompt.metadata], frames=call.clip)
+        (images,) = self._context.references([prompt.metadata], frames=call.clip)
         area = call.image_area
-        names = input_names(len(found))
-        for name, pixels in zip(names, found, strict=True):
+        names = input_names(len(images))
+        for name, pixels in zip(names, images, strict=True):
             picture = Image.fromarray(pixels)
             (picture if area is None else within(picture, area)).save(target / name)
         return names

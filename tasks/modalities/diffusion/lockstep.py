@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from models.maths.conditioning import Conditioning, Guided
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
-from tasks.runtime.ranks import Ranks
+from flowmill.models.maths.conditioning import Conditioning, Guided
+from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from flowmill.tasks.runtime.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,34 +63,34 @@ class InStep:
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the policy's (B, ...) velocities; see ``DiffusionPolicy.velocity``."""
-        found: Tensor = self._call("policy", Inputs(latents, sigma, conditioning))
-        return found
+        velocity: Tensor = self._call("policy", Inputs(latents, sigma, conditioning))
+        return velocity
 
     def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
         """Return the policy's velocities and predictions for the negative prompt; see its ``guided_velocity``."""
-        found: Guided = self._call("guided", Inputs(latents, sigma, conditioning))
-        return found
+        guided: Guided = self._call("guided", Inputs(latents, sigma, conditioning))
+        return guided
 
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the base model's (B, ...) velocities; see ``TrainableDenoiser.reference_velocity``."""
-        found: Tensor = self._call("reference", Inputs(latents, sigma, conditioning))
-        return found
+        velocity: Tensor = self._call("reference", Inputs(latents, sigma, conditioning))
+        return velocity
 
     @torch.no_grad()
     def rest(self) -> None:
         """Take part in the forwards of other ranks until all are done."""
-        while wanted := self._wanted(None):
-            for name in wanted:
+        while names := self._next_calls(None):
+            for name in names:
                 self._calls[name](*self._idle_row())
 
     def _call(self, name: str, inputs: Inputs) -> Any:
-        found: dict[str, Any] = {}
-        for other in self._wanted(name):
+        results: dict[str, Any] = {}
+        for other in self._next_calls(name):
             row = inputs if other == name else self._idle_row()
-            found[other] = self._calls[other](*row)
-        return found[name]
+            results[other] = self._calls[other](*row)
+        return results[name]
 
-    def _wanted(self, own: str | None) -> list[str]:
+    def _next_calls(self, own: str | None) -> list[str]:
         """Return the models that any rank calls next; all ranks must call this together."""
         wishes = torch.tensor([name == own for name in self._calls], dtype=torch.uint8)
         return [name for name, some in zip(self._calls, self._ranks.largest(wishes).tolist(), strict=True) if some]

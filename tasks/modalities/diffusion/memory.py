@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from configs.registry import build, resolve
-from configs.schema import RunConfig
-from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
-from models.memory.published import Architecture
-from models.policies import MODULAR, POLICIES
-from models.weights.quantized import dequantizing_bytes, quantized_bytes, weight_bytes
-from tasks.algorithms.base import Requirements
-from tasks.inputs.components import lora_spec
-from tasks.inputs.row_tokens import image_tokens, text_tokens
-from tasks.modalities.diffusion.activations import measure_activations, reads_images
-from tasks.modalities.diffusion.reward_memory import Asked, asked_memory
-from tasks.modalities.memory import (
+from flowmill.configs.registry import build, resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
+from flowmill.models.memory.published import Architecture
+from flowmill.models.policies import POLICIES
+from flowmill.models.weights.quantized import dequantizing_bytes, quantized_bytes, weight_bytes
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.inputs.components import lora_spec
+from flowmill.tasks.inputs.row_tokens import image_tokens, text_tokens
+from flowmill.tasks.modalities.diffusion.activations import measure_activations, reads_images
+from flowmill.tasks.modalities.diffusion.reward_memory import RewardGradientMemory, memory_of_rewards
+from flowmill.tasks.modalities.memory import (
     BYTES,
     MASTER,
     READ_AHEAD,
@@ -62,9 +62,9 @@ def denoiser_memory(
     )
     row = measure_activations(config, architecture, spec, requires)
     decoder = parameters(meta_decoder(architecture)) * MASTER
-    asked = asked_memory(config, requires, row, decoder=decoder)
+    gradients = memory_of_rewards(config, requires, row, decoder=decoder)
     # Each forward of a micro-batch keeps its own activations.
-    several = (row.training + (requires.calls - 1) * row.kept) // execution.context_parallel
+    several = (row.training + (requires.calls - 1) * row.retained) // execution.context_parallel
     parts = {
         "text": text + reads_images(config) * decoder,
         "encode_activations": _encoding(config, architecture, number) + reading + row.encoding,
@@ -79,7 +79,7 @@ def denoiser_memory(
     }
     read = max(text, 0 if execution.holders > 1 else base + decoder)
     ahead = READ_AHEAD * execution.micro_batch_size * row.stored
-    lines = _lines(parts, asked)
+    lines = _lines(parts, gradients)
     return Memory(
         parameters=role.parameters,
         trained=role.trained,
@@ -88,9 +88,8 @@ def denoiser_memory(
         lines=lines,
         between=parts["sampling_weights"] + decoder,
         host=host_memory([role], read=read, **{"autoencoder at rest": decoder, "batches read ahead, pinned": ahead}),
-        details={**parts, "asked": asked and asdict(asked)},
-        remedies=_remedies(config),
-        notes=() if asked is None else asked.notes,
+        details={**parts, "asked": gradients and asdict(gradients)},
+        notes=() if gradients is None else gradients.notes,
     )
 
 
@@ -101,38 +100,30 @@ def text_bytes(config: RunConfig, architecture: Architecture) -> tuple[int, int]
     if quantizer is None:
         return architecture.text_parameters * number, 0
     rows = (architecture.text_parameters - text.embedded) // text.width
-    held = text.embedded * number + quantized_bytes(quantizer, rows, text.width, number)
-    return held, dequantizing_bytes(quantizer, text.width * text.inner, number)
+    weights = text.embedded * number + quantized_bytes(quantizer, rows, text.width, number)
+    return weights, dequantizing_bytes(quantizer, text.width * text.inner, number)
 
 
-def _lines(parts: Mapping[str, int], asked: Asked | None) -> dict[str, dict[str, int]]:
+def _lines(parts: Mapping[str, int], gradients: RewardGradientMemory | None) -> dict[str, dict[str, int]]:
     """Return the parts of the memory by label and phase."""
     sampling, decoder = parts["sampling_weights"], parts["decoder"]
     weights = {"encode": parts["text"], "rollout": sampling, "decode": sampling, "optimize": parts["training_weights"]}
     autoencoder, models = {"rollout": decoder, "decode": decoder}, dict[str, int]()
     work = {name: parts[f"{name}_activations"] for name in ("encode", "rollout", "decode", "optimize")}
     work["optimize"] = max(work["optimize"], parts["step"])
-    if asked is not None and asked.training:
-        autoencoder["optimize"], models = asked.decoder, {"optimize": asked.models}
+    if gradients is not None and gradients.training:
+        autoencoder["optimize"], models = gradients.decoder, {"optimize": gradients.models}
         # Decoder and rewards run between the policy's forward and its backward.
-        work["optimize"] = max(work["optimize"], asked.kept + asked.work)
-    elif asked is not None:
+        work["optimize"] = max(work["optimize"], gradients.kept + gradients.work)
+    elif gradients is not None:
         weights["gradient"], autoencoder["gradient"] = sampling, decoder
-        work["gradient"], models = asked.work, {"gradient": asked.models}
+        work["gradient"], models = gradients.work, {"gradient": gradients.models}
     return {
         "weights": weights,
         "autoencoder": autoencoder,
         **({REWARD_MODELS: models} if any(models.values()) else {}),
         "gradients, moments, averages": {"optimize": parts["training_state"]},
         "activations": work,
-    }
-
-
-def _remedies(config: RunConfig) -> dict[str, str]:
-    placed = "" if config.model.policy in MODULAR else "set model.device_map=balanced, or "
-    return {
-        "": "one row does not fit: lower model.height and model.width, or take a larger GPU",
-        "encode": f"the text encoders alone do not fit; {placed}take a larger GPU",
     }
 
 

@@ -12,49 +12,48 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.engines import make_chain_engine
-from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
-from models.policies.parts import Part
-from models.policies.tokenization import refusal
-from models.rewards.base import Batch as Scored
-from models.rewards.base import Needs
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.algorithms.base import Models, Requirements
-from tasks.algorithms.diffusion import DiffusionModels
-from tasks.inputs.components import decode_rows, make_kernel, media_format
-from tasks.inputs.prompt_rows import read_clip, read_picture
-from tasks.inputs.prompts import Prompt
-from tasks.metrics.image_grids import CLIPS, write_grid
-from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
-from tasks.modalities.diffusion.engine_sampling import EngineSampler
-from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
-from tasks.modalities.diffusion.exporting import PipelineExport
-from tasks.modalities.diffusion.given_media import GivenMedia, given_media, read_given
-from tasks.modalities.diffusion.memory import denoiser_memory
-from tasks.modalities.diffusion.rendering import draw, drawing_memory
-from tasks.modalities.diffusion.reward_gradients import follow
-from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
-from tasks.modalities.diffusion.served_chains import ServedChains
-from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_parts
-from tasks.modalities.diffusion.training_sets import training_set
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.given import GivenSample
-from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
-from tasks.modalities.media import check_scored, decode_in_slices, heard, trial_media
-from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
-from tasks.modalities.modality import ExportRequest, Kind, Training
-from tasks.modalities.sample_set import SampleSet
-from tasks.modalities.samplers import Sampler, SamplingContext
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import make_chain_engine
+from flowmill.models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.tokenization import refusal
+from flowmill.models.rewards.base import Batch as Scored
+from flowmill.models.rewards.base import Needs
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.algorithms.base import Models, Requirements
+from flowmill.tasks.algorithms.diffusion import DiffusionModels
+from flowmill.tasks.inputs.components import decode_rows, make_kernel, media_format
+from flowmill.tasks.inputs.prompt_rows import read_clip, read_picture
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.metrics.image_grids import CLIPS, write_grid
+from flowmill.tasks.modalities.data_sample import DataSample
+from flowmill.tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
+from flowmill.tasks.modalities.diffusion.data_media import DataMedia, media_samples, read_content
+from flowmill.tasks.modalities.diffusion.engine_sampling import EngineSampler
+from flowmill.tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
+from flowmill.tasks.modalities.diffusion.exporting import PipelineExport
+from flowmill.tasks.modalities.diffusion.memory import denoiser_memory
+from flowmill.tasks.modalities.diffusion.rendering import draw, drawing_memory
+from flowmill.tasks.modalities.diffusion.reward_gradients import follow
+from flowmill.tasks.modalities.diffusion.rollout_sampling import RolloutSampler
+from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards, decoded_parts
+from flowmill.tasks.modalities.diffusion.training_sets import training_set
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+from flowmill.tasks.modalities.media import check_scored, decode_in_slices, heard, trial_media
+from flowmill.tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
+from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
+from flowmill.tasks.modalities.sample_set import SampleSet
+from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.policies.trainable import Trainable
-    from tasks.runtime.host import ModelHost
-    from tasks.runtime.renderer import Renderer
+    from flowmill.models.policies.trainable import Trainable
+    from flowmill.tasks.runtime.host import ModelHost
+    from flowmill.tasks.runtime.renderer import Renderer
 
 #: Number of clips of an evaluation that are written as separate files.
 _CLIPS = 4
@@ -68,7 +67,6 @@ class Diffusion(Kind):
     training_parts = frozenset({Part.DENOISER})
     given_parts = frozenset({Part.VAE})
     exporting_parts = frozenset({Part.DENOISER, Part.VAE})
-    saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
         """Check samplers, plans and their combinations with other settings."""
@@ -94,34 +92,30 @@ class Diffusion(Kind):
         for prompt in prompts:
             if (mark := policy.first_mark(prompt.text)) is not None:
                 raise ConfigError(refusal(prompt.text, mark))
-        found: Mapping[str, Tensor] = policy.encode([prompt.text for prompt in prompts], *_images(policy, prompts))
-        return found
+        tensors: Mapping[str, Tensor] = policy.encode([prompt.text for prompt in prompts], *_images(policy, prompts))
+        return tensors
 
     def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
         """Return the family's notes on prompts that its tokenizers cut."""
-        found: list[str] = host.encoder().cut_notes([prompt.text for prompt in prompts])
-        return found
+        notes: list[str] = host.encoder().cut_notes([prompt.text for prompt in prompts])
+        return notes
 
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of stochastic chains, drawn here or by an engine, or of branches of a trunk."""
         engine = make_chain_engine(making.config.rollout.engine)
         return RolloutSampler(making) if engine is None else EngineSampler(making, engine)
 
-    def served(self, host: ModelHost) -> ServedChains:
-        """Return the sampler of chains for other processes."""
-        return ServedChains(host, self.encode)
-
-    def read_given(self, making: SamplingContext, sample: GivenSample) -> GivenMedia:
+    def read_given(self, making: SamplingContext, sample: DataSample) -> DataMedia:
         """Return an image or clip of the configured size, with its sound if the model makes some."""
-        return read_given(making, sample)
+        return read_content(making, sample)
 
-    def same_given(self, first: GivenMedia, second: GivenMedia) -> bool:
+    def same_given(self, first: DataMedia, second: DataMedia) -> bool:
         """Return whether two images or clips have the same pixels and the same sound."""
         return first.same(second)
 
-    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+    def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
         """Encode images or clips."""
-        return given_media(making, samples, contents)
+        return media_samples(making, samples, contents)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the ODE from fixed noise."""
@@ -130,10 +124,10 @@ class Diffusion(Kind):
     def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int) -> None:
         """Write the first clips in a widely supported format."""
         form = replace(media_format(config), lossless=False, codec="aac")
-        for number, made in enumerate(samples[: max(0, _CLIPS - before)], before):
-            if made.media is not None and made.media.ndim == 4:
+        for number, sample in enumerate(samples[: max(0, _CLIPS - before)], before):
+            if sample.media is not None and sample.media.ndim == 4:
                 (folder / CLIPS).mkdir(exist_ok=True)
-                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media, made.sound))
+                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(sample.media, sample.sound))
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
         """Check that a reward's media are decoded (images, clips, sounds) or stored (latents), and are not texts."""
@@ -188,7 +182,7 @@ class Diffusion(Kind):
 
     def give_rewards(self, models: Models, host: ModelHost) -> None:
         """Give the models rewards that decode, score and backpropagate."""
-        cast(DiffusionModels, models).rewards = HeldRewards(host.config, host)
+        cast(DiffusionModels, models).rewards = TrainingRewards(host.config, host)
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> DiffusionModels:
         """Return the models, which compute velocities."""

@@ -1,4 +1,4 @@
-"""Renders texts as images with a frozen model, by the ODE from given noise, and estimates the memory of it.
+"""Renders texts as images with a frozen model, by the ODE from seeded noise, and estimates the memory of it.
 
 Legend: B texts.
 """
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Sampler, ode_plan, sample
-from models.maths.transitions import ODE
-from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
-from models.policies import POLICIES
-from models.policies.diffusion import DiffusionPolicy, Images
-from models.policies.nan_checks import finite
-from models.weights.lora import LoraSpec
-from models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
-from tasks.inputs.components import decode_rows, make_solver
-from tasks.inputs.prompts import uses_guidance
-from tasks.modalities.diffusion.activations import footprints_of
-from tasks.modalities.diffusion.evaluation_sampling import no_noise
-from tasks.modalities.diffusion.final_samples import Finals
-from tasks.modalities.diffusion.memory import text_bytes
-from tasks.modalities.memory import BYTES, MASTER, DrawingMemory
-from tasks.runs.seeds import generator
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.transitions import ODE
+from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.diffusion import DiffusionPolicy, Images
+from flowmill.models.policies.nan_checks import finite
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
+from flowmill.tasks.inputs.components import decode_rows, make_solver
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.modalities.diffusion.activations import footprints_of
+from flowmill.tasks.modalities.diffusion.evaluation_sampling import no_noise
+from flowmill.tasks.modalities.diffusion.final_samples import Finals
+from flowmill.tasks.modalities.diffusion.memory import text_bytes
+from flowmill.tasks.modalities.memory import BYTES, MASTER, DrawingMemory
+from flowmill.tasks.runs.seeds import generator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.runtime.renderer import Renderer
+    from flowmill.tasks.runtime.renderer import Renderer
 
 
 def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int], images: Images) -> np.ndarray:
@@ -72,14 +72,14 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int], images:
 def _encoded(renderer: Renderer, texts: Sequence[str], images: Images) -> Mapping[str, Tensor]:
     policy = cast(DiffusionPolicy, renderer.policy())
     # A language model wrote the texts: control tokens in them must not stop the run.
-    given = [images] if any(images) else []
-    found: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts], *given)
-    for name, rows in found.items():
+    pictures = [images] if any(images) else []
+    tensors: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts], *pictures)
+    for name, rows in tensors.items():
         finite(rows, f"embeddings '{name}'")
     # Positions, lengths and masks stay integers.
     return {
         name: rows.to(renderer.device, renderer.dtype if rows.is_floating_point() else rows.dtype)
-        for name, rows in found.items()
+        for name, rows in tensors.items()
     }
 
 

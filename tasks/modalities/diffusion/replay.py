@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from models.maths.sampling import replay
-from tasks.algorithms.base import expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.modalities.proximal import Key, Proximal, RowFile
-from tasks.modalities.rows import Units, micro_batches
+from flowmill.models.maths.sampling import replay
+from flowmill.tasks.algorithms.base import expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from flowmill.tasks.modalities.proximal import Key, Proximal, RowFile
+from flowmill.tasks.modalities.rows import Units, micro_batches
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def recompute(
     means: RowFile | None,
     idle: Sequence[Units] = (),
 ) -> Proximal:
-    """Replay rows under the policy's current weights; ``means`` is filled if given.
+    """Replay rows under the policy's current weights; ``means`` is filled if not None.
 
     Args:
         stale: the rows.

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from configs.errors import RewardError
-from configs.rewards import RewardSection
-from models.rewards.base import Batch
-from models.rewards.differentiable import Differentiable, followed
-from models.rewards.errors import Origin, describe
-from models.rewards.invocation import needs_of_made
-from tasks.inputs.components import decode_rows
-from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+from flowmill.configs.errors import RewardError
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.differentiable import Differentiable, followed
+from flowmill.models.rewards.errors import Origin, describe
+from flowmill.models.rewards.invocation import declared_needs
+from flowmill.tasks.inputs.components import decode_rows
+from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.policies.diffusion import DiffusionPolicy
+    from flowmill.models.policies.diffusion import DiffusionPolicy
 
 
 def follow(following: RewardGradientRequest, batch: Batch) -> RewardGradientResult:
@@ -34,13 +34,10 @@ def follow(following: RewardGradientRequest, batch: Batch) -> RewardGradientResu
     Args:
         following: the reward, and the holder of the decoder.
         batch: the samples; media are their (B, ...) final latents.
-
-    Raises:
-        RewardError: the reward failed, or a gradient is not finite.
     """
     host, section = following.host, following.section
     reward = host.rewards.of(section)
-    needs = needs_of_made(reward)
+    needs = declared_needs(reward)
     most = decode_rows(following.config)
     size = min(section.batch_size or needs.batch_size or most, most)
     decode: Callable[[Tensor], Tensor] | None = None
@@ -49,10 +46,10 @@ def follow(following: RewardGradientRequest, batch: Batch) -> RewardGradientResu
     parts = []
     for start in range(0, len(batch), size):
         rows = list(range(start, min(start + size, len(batch))))
-        given = batch.take([*rows, *[rows[-1]] * (size - len(rows))])
+        padded = batch.take([*rows, *[rows[-1]] * (size - len(rows))])
         with host.rewards.at_work(reward):
-            found = _follow(cast(Differentiable, reward), section, decode, given, host.device)
-        parts.append(RewardGradientResult(values=found.values[: len(rows)], gradients=found.gradients[: len(rows)]))
+            result = _follow(cast(Differentiable, reward), section, decode, padded, host.device)
+        parts.append(RewardGradientResult(values=result.values[: len(rows)], gradients=result.gradients[: len(rows)]))
     return RewardGradientResult(
         values=np.concatenate([part.values for part in parts]),
         gradients=np.concatenate([part.gradients for part in parts]),
@@ -80,11 +77,7 @@ def _follow(
 
 
 def check_slopes(gradients: Tensor, name: str, origin: Origin | None, prompts: Sequence[str]) -> None:
-    """Check that (B, ...) gradients of a reward are finite.
-
-    Raises:
-        RewardError: they are not.
-    """
+    """Check that (B, ...) gradients of a reward are finite."""
     bad = (~torch.isfinite(gradients)).flatten(1).any(1).nonzero().flatten().tolist()
     if bad:
         raise RewardError(
@@ -96,7 +89,7 @@ def check_slopes(gradients: Tensor, name: str, origin: Origin | None, prompts: S
 
 def by_frames(reward: Differentiable, section: RewardSection, media: Tensor, batch: Batch) -> Tensor:
     """Return (B,) scores of (B, 3, H, W) images, or of the scored frames of (B, F, 3, H, W) clips."""
-    if media.ndim != 5 or needs_of_made(reward).media == "latents":
+    if media.ndim != 5 or declared_needs(reward).media == "latents":
         return followed(reward, section.slot, media, batch)
     chosen = media[:, :1] if section.frames == "first" else media[:, :: int(section.frames)]
     count = chosen.shape[1]

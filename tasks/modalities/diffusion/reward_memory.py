@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.rewards.factory import takes_of, works_on_accelerator
-from tasks.algorithms.base import Requirements
-from tasks.modalities.diffusion.activations import Activations, rows_of_rewards
-from tasks.modalities.diffusion.trained_rewards import decoded_parts
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.factory import takes_of, works_on_accelerator
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.modalities.diffusion.activations import Activations, rows_of_rewards
+from flowmill.tasks.modalities.diffusion.trained_rewards import decoded_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RewardGradientMemory:
     """Estimates for one rank, in bytes."""
 
     training: bool
@@ -39,7 +39,9 @@ class Asked:
         )
 
 
-def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *, decoder: int) -> Asked | None:
+def memory_of_rewards(
+    config: RunConfig, requires: Requirements, row: Activations, *, decoder: int
+) -> RewardGradientMemory | None:
     """Return the memory of reward gradients, None if the algorithm needs none.
 
     Args:
@@ -57,12 +59,12 @@ def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *,
     rows = rows_of_rewards(config, requires)
     scoring = max((sum(_followed(section) for section in group) for group in groups), default=0)
     looks = bool(decoded_parts(config))
-    return Asked(
+    return RewardGradientMemory(
         training=bool(requires.rewards),
         decoder=decoder if looks else 0,
         models=weights,
         work=looks * row.following + rows * max(1, requires.rewards) * scoring,
-        kept=requires.calls * row.kept // config.execution.context_parallel,
+        kept=requires.calls * row.retained // config.execution.context_parallel,
         unknown=tuple(section.slot for section in placed if not _followed(section)),
     )
 
@@ -73,9 +75,9 @@ def _weights(sections: Sequence[RewardSection]) -> int:
         (section.name, repr(section.options), section.device): takes_of(section.name, section.options)
         for section in sections
     }
-    return sum(found.weights for found in taken.values() if found is not None)
+    return sum(memory.weights for memory in taken.values() if memory is not None)
 
 
 def _followed(section: RewardSection) -> int:
-    found = takes_of(section.name, section.options)
-    return 0 if found is None or found.followed is None else found.followed
+    memory = takes_of(section.name, section.options)
+    return 0 if memory is None or memory.followed is None else memory.followed

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from models.maths.branching import Branches, branch
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Rollout, Sampler, sample
-from models.maths.schedules import DrawnPerSample, Plan, Steps
-from models.maths.transitions import Kernel
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
-from models.policies.nan_checks import finite, noise_levels
-from storage.trajectories.base import Sample
-from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
-from tasks.inputs.weight_sources import Weights
-from tasks.modalities.diffusion.final_samples import Finals
-from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.samplers import SampleRequest, SamplingContext
-from tasks.runs.seeds import derive, generator
+from flowmill.models.maths.branching import Branches, branch
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Rollout, Sampler, sample
+from flowmill.models.maths.schedules import DrawnPerSample, Plan, Steps
+from flowmill.models.maths.transitions import Kernel
+from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from flowmill.models.policies.nan_checks import finite, noise_levels
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.modalities.diffusion.final_samples import Finals
+from flowmill.tasks.modalities.diffusion.velocities import SamplingModels
+from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
+from flowmill.tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.modalities.diffusion.lockstep import InStep
+    from flowmill.tasks.modalities.diffusion.lockstep import InStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class RolloutSampler:
     def _batch(self, jobs: Sequence[SampleRequest]) -> ChainBatch:
         """Return a batch; padding to a fixed size makes the same kernels run for every shard."""
         padded = list(jobs) + [jobs[-1]] * (self._config.execution.rollout_batch_size - len(jobs))
-        policy, velocities = self._models.held(reference=self._with_kl)
+        policy, velocities = self._models.policy_and_velocities(reference=self._with_kl)
         steps = self._config.rollout.steps
         return ChainBatch(
             jobs=jobs,
@@ -124,10 +124,10 @@ class RolloutSampler:
         """Return the samples of a batch: decoded, and checked to be finite."""
         finals = Finals.of(batch.policy, rollout.final, self._config, batch.conditioning)
         finite(rollout.log_probs, "log-probs")
-        about: dict[str, Any] = {"epoch": self._epoch, "policy": str(self._making.policy), "means": self._means}
-        about["sigmas"] = batch.sigmas.tolist()
+        fields: dict[str, Any] = {"epoch": self._epoch, "policy": str(self._making.policy), "means": self._means}
+        fields["sigmas"] = batch.sigmas.tolist()
         return [
-            _stored(job, finals.sample(row), rollout, row, batch.plans[row], seed=batch.seeds[row], **about)
+            _stored(job, finals.sample(row), rollout, row, batch.plans[row], seed=batch.seeds[row], **fields)
             for row, job in enumerate(batch.jobs)
         ]
 
@@ -139,19 +139,18 @@ class RolloutSampler:
             storage_dtype=getattr(torch, rollout.latents_dtype),
             reference=velocities.reference_velocity if self._with_kl else None,
             unconditional=rollout.unconditional,
-            modalities=tuple(policy.modalities().values()),
         )
 
     def _branch(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Sample trunks and all their branches; one stored sample per branch."""
-        policy, velocities = self._models.held()
+        policy, velocities = self._models.policy_and_velocities()
         seeds = [self._seed("initial", job, 0) for job in jobs]
         sigmas = noise_levels(policy, self._config.rollout.steps)
         latents = self._start(policy, jobs, seeds)
         plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
         conditioning = self._models.conditioning([job.prompt for job in jobs])
         latents = policy.started(latents, sigmas, conditioning)
-        made = branch(
+        branches = branch(
             velocities,
             conditioning,
             latents,
@@ -161,23 +160,28 @@ class RolloutSampler:
             noise=lambda step, number: self._noise(jobs, step, latents, number),
             max_rows=self._config.execution.rollout_batch_size,
         )
-        finals = Finals.of(policy, made.final, self._config, conditioning.rows(made.trunk.to(made.final.device)))
-        finite(made.log_probs, "log-probs")
-        about: dict[str, Any] = {
+        finals = Finals.of(
+            policy, branches.final, self._config, conditioning.rows(branches.trunk.to(branches.final.device))
+        )
+        finite(branches.log_probs, "log-probs")
+        fields: dict[str, Any] = {
             "epoch": self._epoch,
             "policy": str(self._making.policy),
             "sigmas": sigmas.tolist(),
         }
-        about["means"] = self._means
-        return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
+        fields["means"] = self._means
+        return [
+            _stored_branch(jobs, branches, row, finals.sample(row), seeds, **fields)
+            for row in range(len(branches.final))
+        ]
 
     def _start(self, policy: DiffusionPolicy, jobs: Sequence[SampleRequest], seeds: Sequence[int]) -> Tensor:
-        own = [self._own_seed(job) for job in jobs]
-        return initial_noise(policy, seeds, own, self._config.rollout.own_noise)
-
-    def _own_seed(self, job: SampleRequest) -> int | None:
-        """Return the seed of a sample's own part of the initial noise, None if it has none."""
-        return self._seed("own noise", job, 0) if self._config.rollout.own_noise else None
+        """Return (B, ...) initial noise cos(a) z + sin(a) n, a = own_noise pi / 2; n is a sample's own."""
+        latents, share = policy.initial_latents([generator(seed) for seed in seeds]), self._config.rollout.own_noise
+        if not share:
+            return latents
+        own = policy.initial_latents([generator(self._seed("own noise", job, 0)) for job in jobs])
+        return math.cos(math.pi / 2 * share) * latents + math.sin(math.pi / 2 * share) * own
 
     def _seed(self, purpose: str, job: SampleRequest, step: int, branch_number: int = 0) -> int:
         per_group = not isinstance(self._plan, DrawnPerSample)
@@ -187,35 +191,13 @@ class RolloutSampler:
         return derive(*parts, branch_number) if branch_number else derive(*parts)
 
     def _noise(self, jobs: Sequence[SampleRequest], step: int, like: Tensor, branch_number: int = 0) -> Tensor:
-        return step_noise([self._seed("noise", job, step, branch_number) for job in jobs], like)
-
-
-def initial_noise(policy: DiffusionPolicy, seeds: Sequence[int], own: Sequence[int | None], own_noise: float) -> Tensor:
-    """Return (B, ...) initial noise cos(a) z + sin(a) n, a = own_noise pi / 2.
-
-    Args:
-        policy: the policy.
-        seeds: B seeds of z.
-        own: B seeds of n; None for all if own_noise is 0.
-        own_noise: share of n.
-    """
-    latents = policy.initial_latents([generator(seed) for seed in seeds])
-    seeds_of_own = [seed for seed in own if seed is not None]
-    if not seeds_of_own:
-        return latents
-    angle = math.pi / 2 * own_noise
-    return math.cos(angle) * latents + math.sin(angle) * policy.initial_latents([generator(s) for s in seeds_of_own])
-
-
-def step_noise(seeds: Sequence[int | None], like: Tensor) -> Tensor:
-    """Return (B, ...) standard normal noise of one step, drawn on the CPU; 0 for rows without a seed."""
-    shape = like.shape[1:]
-    rows = [torch.zeros(shape) if seed is None else torch.randn(shape, generator=generator(seed)) for seed in seeds]
-    return torch.stack(rows)
+        """Return (B, ...) standard normal noise of one step, drawn on the CPU."""
+        seeds = [self._seed("noise", job, step, branch_number) for job in jobs]
+        return torch.stack([torch.randn(like.shape[1:], generator=generator(seed)) for seed in seeds])
 
 
 def _stored(
-    job: SampleRequest, final: Mapping[str, Any], rollout: Rollout, row: int, plan: Steps, *, means: bool, **about: Any
+    job: SampleRequest, final: Mapping[str, Any], rollout: Rollout, row: int, plan: Steps, *, means: bool, **fields: Any
 ) -> Sample:
     return Sample(
         sample_id=job.name,
@@ -230,25 +212,24 @@ def _stored(
         log_probs=rollout.log_probs[row].cpu().numpy(),
         latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
         means=rollout.means[row].cpu().numpy() if means else None,
-        unconditional=_known(rollout.unconditional[row]),
+        unconditional=_array_or_none(rollout.unconditional[row]),
         reference_kl=rollout.reference_kl[row].cpu().numpy(),
-        modality_log_probs=_known(rollout.modality_log_probs[row]),
-        **about,
+        **fields,
     )
 
 
 def _stored_branch(
     jobs: Sequence[SampleRequest],
-    made: Branches,
+    branches: Branches,
     row: int,
     final: Mapping[str, Any],
     seeds: Sequence[int],
     *,
     means: bool,
-    **about: Any,
+    **fields: Any,
 ) -> Sample:
-    trunk, step, number = (int(value[row]) for value in (made.trunk, made.step, made.number))
-    job, apart = jobs[trunk], made.modality_log_probs
+    trunk, step, number = (int(value[row]) for value in (branches.trunk, branches.step, branches.number))
+    job = jobs[trunk]
     return Sample(
         sample_id=f"{job.name}-s{step:03d}-b{number:03d}",
         prompt_id=job.prompt.id,
@@ -260,14 +241,13 @@ def _stored_branch(
         **final,
         steps=(step,),
         states=(step, step + 1),
-        log_probs=made.log_probs[row : row + 1].cpu().numpy(),
-        latents=torch.stack([made.before[row], made.after[row]]).cpu().numpy(),
-        means=made.means[row : row + 1].cpu().numpy() if means else None,
-        unconditional=None if made.unconditional is None else made.unconditional[row : row + 1].cpu().numpy(),
-        modality_log_probs=None if apart is None else apart[row : row + 1].cpu().numpy(),
-        **about,
+        log_probs=branches.log_probs[row : row + 1].cpu().numpy(),
+        latents=torch.stack([branches.before[row], branches.after[row]]).cpu().numpy(),
+        means=branches.means[row : row + 1].cpu().numpy() if means else None,
+        unconditional=None if branches.unconditional is None else branches.unconditional[row : row + 1].cpu().numpy(),
+        **fields,
     )
 
 
-def _known(values: Tensor) -> np.ndarray | None:
+def _array_or_none(values: Tensor) -> np.ndarray | None:
     return values.cpu().numpy() if values.numel() else None

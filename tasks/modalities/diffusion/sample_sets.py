@@ -6,26 +6,27 @@ Legend: N samples, B rows of a micro-batch, ... latent dims.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from configs.advantages import ReplaySection
-from models.devices import moved
-from models.maths.preserving import flow_length
-from models.maths.transitions import Grid, Kernel, expand, grid_of, rectifiers, step_stds
-from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.base import ForwardTimes, Requirements, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Routed, TransitionBatch
-from tasks.modalities.diffusion.replay import recompute
-from tasks.modalities.diffusion.states import Condition, RowMetadata, clean_latents_of, ends_at, latents_at
-from tasks.modalities.gradients import RewardGradients
-from tasks.modalities.proximal import Proximal, RowFile, importance_weights
-from tasks.modalities.rows import Units, padded, single_rows
-from tasks.modalities.sample_set import Correctable, SampleSet, lists_of, stacked, tensor_of
-from tasks.runs.seeds import derive, generator, permutation
+from flowmill.configs.advantages import ReplaySection
+from flowmill.models.devices import moved
+from flowmill.models.maths.preserving import flow_length
+from flowmill.models.maths.transitions import Grid, Kernel, expand, grid_of, rectifiers, step_stds
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.algorithms.base import Batch, ForwardTimes, Requirements, expect
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
+from flowmill.tasks.modalities.diffusion.replay import recompute
+from flowmill.tasks.modalities.diffusion.states import Condition, RowMetadata, clean_latents_of, ends_at, latents_at
+from flowmill.tasks.modalities.gradients import RewardGradients
+from flowmill.tasks.modalities.proximal import Proximal, RowFile, importance_weights
+from flowmill.tasks.modalities.rows import Units, padded, single_rows
+from flowmill.tasks.modalities.sample_set import Correctable, SampleSet, stacked, tensor_of
+from flowmill.tasks.runs.seeds import derive, generator, permutation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ class TransitionSet(Correctable):
             means: read stored means.
             condition: returns the conditioning of a batch on demand; that of an epoch may exceed a device's memory.
             device: the device of batches.
-            unconditional: the trained policy made all samples, so its stored predictions without the prompt are used
+            unconditional: the trained policy drew all samples, so its stored predictions without the prompt are used
                 until it changes.
             ahead: see ``SampleSet``.
             requires: the algorithm's requirements, which select the trained samples.
@@ -73,7 +74,6 @@ class TransitionSet(Correctable):
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
-        self._by_modality = lists_of(self.earned, "modality_advantages")
         self._kernel = kernel
         self._measure(requires)
 
@@ -81,13 +81,6 @@ class TransitionSet(Correctable):
         """Leave out samples and steps of earlier epochs, and update the means over the remaining rows."""
         super().choose(section, requires)
         self._measure(requires)
-
-    def says_something(self) -> np.ndarray:
-        """Return the mask of samples with a nonzero advantage in any modality, (N,) bool."""
-        if self._by_modality is None:
-            return super().says_something()
-        found: np.ndarray = (self._by_modality != 0).any(1)
-        return found
 
     def positions(self) -> np.ndarray:
         """Return the number of trained steps of each sample."""
@@ -129,8 +122,8 @@ class TransitionSet(Correctable):
         sigmas = [self.reader.sigmas[sample] for sample in samples]
         means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
         if self._unconditional and self._unchanged:
-            known = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
-            common = {**common, "unconditional": stacked(known, device)}
+            predictions = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
+            common = {**common, "unconditional": stacked(predictions, device)}
         return TransitionBatch(
             latents=stacked([latents_at(self.reader, sample, step) for sample, step in places], device),
             next_latents=stacked([latents_at(self.reader, sample, step + 1) for sample, step in places], device),
@@ -147,18 +140,7 @@ class TransitionSet(Correctable):
             finals=clean_latents_of(self.reader, samples, device) if self._finals else None,
             sources=None if self.sources is None else tuple(self.sources[each] for each in self.prompts_of(rows)),
             own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
-            routed=self._routed(common["keys"]),
             **common,
-        )
-
-    def _routed(self, keys: Sequence[tuple[int, int]]) -> Routed | None:
-        """Return advantages and log-probs by modality, if modalities have separate advantages."""
-        if self._by_modality is None:
-            return None
-        old = [self.reader.array("modality_log_probs", sample)[position] for sample, position in keys]
-        return Routed(
-            advantages=tensor_of(self._by_modality[[sample for sample, _ in keys]], self.device),
-            old_log_probs=stacked(old, self.device),
         )
 
     def _is_own(self, sample: int, position: int) -> bool:
@@ -167,13 +149,13 @@ class TransitionSet(Correctable):
         return self._unchanged and (corrected or self.ages[sample] == 0)
 
     def _old_log_prob(self, sample: int, position: int) -> float:
-        known = {} if self._proximal is None else self._proximal.log_probs
-        return float(known.get((sample, position), self.reader.log_probs[sample][position]))
+        recomputed = {} if self._proximal is None else self._proximal.log_probs
+        return float(recomputed.get((sample, position), self.reader.log_probs[sample][position]))
 
     def _old_mean(self, sample: int, position: int) -> np.ndarray:
-        known = None if self._proximal is None else self._proximal.means
-        if known is not None and (sample, position) in known:
-            return known[sample, position]
+        recomputed = None if self._proximal is None else self._proximal.means
+        if recomputed is not None and (sample, position) in recomputed:
+            return recomputed[sample, position]
         stored: np.ndarray = self.reader.array("means", sample)[position]
         return stored
 
@@ -208,13 +190,15 @@ class ForwardSet(SampleSet):
         device: torch.device,
         ahead: int = 0,
         gradients: RewardGradients | None = None,
-        about: RowMetadata | None = None,
+        metadata: RowMetadata | None = None,
     ) -> None:
         """Bind to the samples; levels and noise are drawn from ``seed``, which identifies run and epoch."""
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self.of_one_size = True
         """Whether all samples have latents of one size."""
-        self._gradients, self._about = gradients, about
+        self.trained_levels: Tensor | None = None
+        """(N,) levels that the model was trained with, if levels are drawn from those."""
+        self._gradients, self._metadata = gradients, metadata
         self._condition = condition
         self._times = times
         self._seed = seed
@@ -258,9 +242,14 @@ class ForwardSet(SampleSet):
             clean=clean,
             noise=noise,
             gradients=self._followed(samples),
-            subjects=None if self._about is None else self._about.of(self.reader, keys),
+            subjects=None if self._metadata is None else self._metadata.of(self.reader, keys),
             **common,
         )
+
+    def under_prompts_of(self, batch: Batch, samples: Sequence[int]) -> ForwardBatch:
+        """Return noised samples with the conditioning of other samples' prompts."""
+        rows = expect(batch, ForwardBatch)
+        return replace(rows, conditioning=self._condition(self.prompts_of(np.array(samples)[:, None])))
 
     def _followed(self, samples: Sequence[int]) -> Tensor | None:
         """Return the gradients with respect to clean latents, if the algorithm needs them."""
@@ -289,7 +278,13 @@ class ForwardSet(SampleSet):
         if times.bounded:
             return times.level(position, float(draw.random()))
         if times.kind == "logit_normal":
-            return float(1 / (1 + np.exp(-draw.standard_normal())))
+            # The shift multiplies the odds of a level.
+            return float(1 / (1 + np.exp(-draw.standard_normal()) / times.shift))
+        if times.kind == "timesteps":
+            levels = self.trained_levels
+            assert levels is not None, "rows were asked for without the levels of the model"
+            first, beyond = (len(levels) * each // times.count for each in (position, position + 1))
+            return float(levels[int(draw.integers(first, max(beyond, first + 1)))])
         grid = self.reader.sigmas[sample][:-1]
         order = permutation(len(grid), self._seed, "forward level", name)
         return float(grid[order[position % len(grid)]])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.maths.schedules import Plan, Steps
-from models.maths.transitions import Kernel
-from models.policies import modalities_of
-from tasks.algorithms.checks import Trained
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.schedules import Plan, Steps
+from flowmill.models.maths.transitions import Kernel
+from flowmill.tasks.algorithms.checks import Trained
 
 #: Group seeds and epochs whose steps are checked.
 _SEEDS, _EPOCHS = 64, 256
@@ -41,34 +39,15 @@ class Combination(Trained):
         return sorted({step for steps in self.draws for step in steps.trained})
 
     @property
-    def ends_kept(self) -> list[bool]:
+    def stores_ends(self) -> list[bool]:
         """Whether final latents are stored, by plan."""
         last = self.config.rollout.steps
         # A branch stores only its own step, so each must be the last step.
         return [min(each.trained) + 1 == last if each.branches else last in each.states for each in self.draws]
 
-    @property
-    def by_modality(self) -> list[RewardSection]:
-        """Rewards that judge one modality."""
-        return [reward for reward in self.config.rewards if reward.modality is not None]
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        """The modalities of the model's samples; empty if there is one."""
-        return modalities_of(self.config.model.policy)
-
-    @property
-    def modalities_in_words(self) -> str:
-        """The same, for messages."""
-        return " and ".join(self.modalities) or "one modality"
-
 
 def draw_plans(config: RunConfig, plan: Plan) -> tuple[Steps, ...]:
-    """Return the distinct step plans of groups, over many seeds and the epochs of the run.
-
-    Raises:
-        ConfigError: the plan does not fit the schedule, or steps are repeated.
-    """
+    """Return the distinct step plans of groups, over many seeds and the epochs of the run."""
     name, steps = config.rollout.plan.name, config.rollout.steps
     at = [(seed, 1) for seed in range(_SEEDS)] + [(0, epoch + 1) for epoch in range(min(config.run.epochs, _EPOCHS))]
     try:

@@ -1,6 +1,6 @@
 """Rules on settings that must fit together: sampler, plan, algorithm, group sizes, advantages.
 
-Each refuses, before any work, a combination that would fail later, train nothing, or contain a setting without effect.
+Each refuses, before any work, a combination that would fail later or train nothing.
 A rule reads the requirements and draws of components, never their names.
 """
 
@@ -10,26 +10,27 @@ from pathlib import Path
 
 import torch
 
-from configs.refusals import Rule, Unused, refuse
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.maths.transitions import Gaussian, Grid
-from models.policies import KNOWN_LEVELS, NOISE_RANGE, POLICIES
-from tasks.algorithms.checks import UNITS
-from tasks.inputs.prompts import uses_guidance
-from tasks.modalities.diffusion.engine_calls import check_engine
-from tasks.modalities.diffusion.setting_combination import Combination
+from flowmill.configs.refusals import Rule, never_called, refuse
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.transitions import Gaussian, Grid
+from flowmill.models.policies import KNOWN_LEVELS, NOISE_RANGE, POLICIES
+from flowmill.tasks.algorithms.checks import UNITS
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.modalities.diffusion.engine_calls import check_engine
+from flowmill.tasks.modalities.diffusion.setting_combination import Combination
 
 #: A noise std at or below this counts as no noise, because the log-prob divides by its square.
 _NO_NOISE = 1e-6
 #: Texts of several rules.
-_NO_USE, _ALONE = "{setting} has no use:", "rewards: '{found[0].slot}' judges a modality alone, but"
+_NO_USE = "{setting} has no use:"
 _FOLLOWS = "{facts.algorithm} with its options follows a gradient that was taken where the samples are, but"
 _AS_FAR = "each pass would go as far again, away from where the gradient holds"
 _PASS_ONCE = "Pass over samples once, or set its target to 'bounded'"
-_OLDER = "trains rows of older policies, whose log-probs are not recomputed by modality"
 
 COMBINATION: tuple[Rule[Combination], ...] = (
+    never_called("rollout.tokens.engine", "denoisers draw no tokens"),
+    never_called("advantage.estimator", "{facts.algorithm} reads no rewards", lambda f: not f.requires.advantages),
     Rule("rollout.sampler", lambda f, _: f.requires.data == "transitions" and not f.kernel.stochastic,
          "rollout.sampler is '{value.name}', which has no noise",
          "Set rollout.sampler to 'flow_sde'", where="{facts.algorithm} needs log-probs of stochastic steps, but"),
@@ -39,8 +40,8 @@ COMBINATION: tuple[Rule[Combination], ...] = (
          "rollout.steps {value} with {facts.plan} trains none",
          "{found}", where="{facts.algorithm} needs trained steps, but"),
     Rule("rollout.plan",
-         lambda f, _: f.requires.data == "forward" and not all(f.ends_kept) and
-         ("those of every sample" if any(f.ends_kept) else "them"),
+         lambda f, _: f.requires.data == "forward" and not all(f.stores_ends) and
+         ("those of every sample" if any(f.stores_ends) else "them"),
          "{facts.plan} does not store {found}",
          "Set rollout.plan to 'final'", where="{facts.algorithm} needs the final latents of a rollout, but"),
     Rule("rollout.plan", lambda f, _: f.requires.data == "states" and _without_states(f),
@@ -71,6 +72,9 @@ COMBINATION: tuple[Rule[Combination], ...] = (
          "log-prob",
          "{found[2]}",
          where="{facts.plan} trains step {found[0]} of rollout.steps {rollout.steps} (counted from 0), but"),
+    Rule("rollout.sampler", lambda f, own: ":" in own.name and not any(steps.stochastic for steps in f.draws),
+         "no step of {facts.plan} has noise, so it would never be called",
+         "Remove it, or choose another plan", where="{setting} is '{value.name}', but"),
     Rule("rollout.sampler", lambda f, _: f.requires.densities and not _schedule(f).normalized,
          "rollout.sampler '{value.name}' with log_prob 'squared' leaves their scale out, so the two do not belong to "
          "one ratio",
@@ -96,33 +100,26 @@ COMBINATION: tuple[Rule[Combination], ...] = (
          "Set it to {facts.requires.min_group_size} or more"),
     Rule("model.policy", lambda f, family: _unknown_levels(f, family),
          "model.policy {value!r} knows levels from {found[0]} to {found[1]} only",
-         "Set optimize.algorithm.options.times to {{low: {found[2]}, high: {found[3]}}}, or its kind to 'grid'",
+         "Set optimize.algorithm.options.times to {{low: {found[2]}, high: {found[3]}}}, or its kind to 'timesteps'",
          where="{facts.algorithm} noises latents to levels from {facts.requires.times.low} to "
          "{facts.requires.times.high}, but"),
-    Unused("advantage.mode advantage.best_of advantage.threshold advantage.kl_coef advantage.soft_clip "
-           "advantage.diversity",
-           lambda f, _: not f.requires.advantages,
-           "{facts.algorithm} does not read rewards, so it would do nothing",
-           "Remove {setting}"),
+    Rule("model.policy", lambda f, family: _without_timesteps(f, family),
+         "model.policy {value!r} was trained on all levels",
+         "Set its kind to 'stratified' or 'logit_normal'",
+         where="{facts.algorithm} draws levels from the timesteps of a training (times.kind 'timesteps'), but"),
     Rule("rewards", lambda f, rewards: all(reward.weight == 0 for reward in rewards),
          "all advantages would be 0 and nothing would be trained",
          "Give one reward a weight, or move those that are only reported to evaluate.judges",
          where="rewards: every weight is 0, so"),
-    Rule("advantage.best_of", lambda f, best_of: best_of > f.group and f"{f.group // 2 * 2}",
-         "groups have {facts.group} samples, so all of them would be kept",
-         "Lower it to {found} or less, or remove it"),
-    Unused("optimize.shared_prompts", lambda f, _: True,
-           "the samples of a denoiser have no tokens of a prompt in them that a group could share",
-           "Remove it", where="{setting} is true, but"),
-    Unused("rollout.unconditional", lambda f, _: not uses_guidance(f.config),
+    Rule("rollout.unconditional", lambda f, on: on and not uses_guidance(f.config),
            "there is no guidance by two forwards", "Remove it", where=_NO_USE),
-    Unused("rollout.unconditional", lambda f, _: f.config.optimize.guidance_gradient == "both",
+    Rule("rollout.unconditional", lambda f, on: on and f.config.optimize.guidance_gradient == "both",
            "optimize.guidance_gradient is 'both'", "Remove it", where=_NO_USE),
-    Unused("rollout.unconditional", lambda f, _: f.requires.data != "transitions",
+    Rule("rollout.unconditional", lambda f, on: on and f.requires.data != "transitions",
            "{facts.algorithm} trains no stochastic steps", "Remove it", where=_NO_USE),
-    Unused("rollout.unconditional", lambda f, _: f.config.optimize.replay is not None,
+    Rule("rollout.unconditional", lambda f, on: on and f.config.optimize.replay is not None,
            "optimize.replay trains rows of older policies", "Remove it", where=_NO_USE),
-    Unused("rollout.unconditional", lambda f, _: f.config.execution.ahead > 0,
+    Rule("rollout.unconditional", lambda f, on: on and f.config.execution.ahead > 0,
            "with execution.ahead rollouts are made by an older policy", "Remove it", where=_NO_USE),
     Rule("optimize.algorithm",
          lambda f, algorithm: "guided" in algorithm.options and not f.requires.guided and f.config.data is None and
@@ -135,82 +132,74 @@ COMBINATION: tuple[Rule[Combination], ...] = (
          f"{{setting}} is {{value}}: {_AS_FAR}", _PASS_ONCE, where=_FOLLOWS),
     Rule("optimize.replay", lambda f, _: f.requires.once,
          f"optimize.replay trains samples of earlier epochs again: {_AS_FAR}", _PASS_ONCE, where=_FOLLOWS),
-    Rule("rewards",
-         lambda f, _: next((each for each in f.by_modality if each.modality not in f.modalities), None),
-         "samples of model.policy '{model.policy}' have {facts.modalities_in_words}",
-         "Remove 'modality', or name one there is",
-         where="rewards: '{found.slot}' judges the modality '{found.modality}', but"),
-    Rule("rewards", lambda f, _: not f.requires.routes and f.by_modality,
-         "{facts.algorithm} has one advantage for a whole sample",
-         "Choose 'grpo', 'grpo_guard', 'tempflow' or 'flash_grpo', or remove 'modality'", where=_ALONE),
-    Rule("optimize.replay", lambda f, _: f.by_modality, f"{{setting}} {_OLDER}", "Remove one of the two", where=_ALONE),
-    Rule("execution.ahead", lambda f, ahead: ahead > 0 and f.by_modality,
-         f"{{setting}} {_OLDER}", "Remove one of the two", where=_ALONE),
 )  # fmt: skip
 
 
-def check_combination(found: Combination) -> None:
-    """Check everything that depends on more than one component.
-
-    Raises:
-        ConfigError: two settings do not fit together.
-    """
-    refuse(COMBINATION, found)
-    check_engine(found)
+def check_combination(combination: Combination) -> None:
+    """Check everything that depends on more than one component."""
+    refuse(COMBINATION, combination)
+    check_engine(combination)
 
 
-def _without_states(found: Combination) -> tuple[str, int, int] | None:
+def _without_states(combination: Combination) -> tuple[str, int, int] | None:
     """Return in words the states that a plan lacks to continue from, and the first and last that it should store."""
-    latest = found.config.rollout.steps - found.requires.calls
+    latest = combination.config.rollout.steps - combination.requires.calls
     low = max(0, latest)
-    if found.draws[0].branches:
+    if combination.draws[0].branches:
         return "stores one step of each branch", low, low + 1
-    if all(any(state <= latest for state in steps.states) for steps in found.draws):
+    if all(any(state <= latest for state in steps.states) for steps in combination.draws):
         return None
     return f"stores none from 0 to {latest} of some samples", low, low + 1
 
 
-def _without_teachers(found: Combination) -> tuple[str, str] | None:
+def _without_teachers(combination: Combination) -> tuple[str, str] | None:
     """Return in words the prompt sources that have teachers, and those there are, if they differ."""
-    taught = [name for name, _ in found.requires.teachers if name]
-    sources = [source.name for source in found.config.prompts.sources]
+    taught = [name for name, _ in combination.requires.teachers if name]
+    sources = [source.name for source in combination.config.prompts.sources]
     if not taught or set(taught) == set(sources):
         return None
     return ", ".join(taught), f"are {', '.join(sources)}" if sources else "has none"
 
 
-def _without_noise(found: Combination) -> tuple[int, float, str] | None:
+def _without_noise(combination: Combination) -> tuple[int, float, str] | None:
     """Return the first trained step without noise, its std, and a remedy."""
-    if not found.trained:
+    if not combination.trained:
         return None
-    stds, last = _schedule(found).std, found.config.rollout.steps - 1
-    quiet = [step for step in found.trained if not float(stds[step]) > _NO_NOISE]
+    stds, last = _schedule(combination).std, combination.config.rollout.steps - 1
+    quiet = [step for step in combination.trained if not float(stds[step]) > _NO_NOISE]
     if not quiet:
         return None
     remedy = "Change the sampler's noise option, or set rollout.sampler to 'flow_sde' or 'dance_sde'"
-    if not found.kernel.stochastic:
+    if not combination.kernel.stochastic:
         remedy = "Set rollout.plan to 'final'"
     elif quiet == [last] and last:
         remedy = "Leave the last step out of the plan, or set rollout.sampler to 'flow_sde' or 'dance_sde'"
     return quiet[0], float(stds[quiet[0]]), remedy
 
 
-def _unknown_levels(found: Combination, family: str) -> tuple[float, float, float, float] | None:
+def _unknown_levels(combination: Combination, family: str) -> tuple[float, float, float, float] | None:
     """Return the levels a family knows and those of the algorithm that it knows, if some are unknown."""
-    times = found.requires.times
+    times = combination.requires.times
     if times is None or not times.bounded or family not in KNOWN_LEVELS:
         return None
     high, low = KNOWN_LEVELS[family]
-    known = times.low >= low and times.high <= high
-    return None if known else (low, high, max(times.low, low), min(times.high, high))
+    covered = times.low >= low and times.high <= high
+    return None if covered else (low, high, max(times.low, low), min(times.high, high))
 
 
-def _schedule(found: Combination) -> Gaussian:
+def _without_timesteps(combination: Combination, family: str) -> bool:
+    """Return whether levels are drawn from timesteps of a training that the family does not have."""
+    if combination.requires.times is None or combination.requires.times.kind != "timesteps" or family in KNOWN_LEVELS:
+        return False
+    return family in POLICIES or not hasattr(resolve(POLICIES, family, label="model.policy"), "trained_levels")
+
+
+def _schedule(combination: Combination) -> Gaussian:
     """Return the sampler's steps over a schedule with the model's first and last level."""
-    steps, ends = found.config.rollout.steps, _ends(found.config)
+    steps, ends = combination.config.rollout.steps, _ends(combination.config)
     sigmas = torch.linspace(*ends, steps + 1, dtype=torch.float64)
     nothing = torch.zeros(steps, 1, dtype=torch.float64)
-    return found.kernel.step(nothing, nothing, Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(steps)))
+    return combination.kernel.step(nothing, nothing, Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(steps)))
 
 
 def _ends(config: RunConfig) -> tuple[float, float]:

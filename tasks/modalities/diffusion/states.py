@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from models.maths.conditioning import Conditioning
-from models.maths.preserving import clean_ends
-from models.maths.transitions import Grid
-from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.diffusion import DiffusionBatch, StateBatch, Subjects
-from tasks.inputs.prompts import StoredPrompt
-from tasks.modalities.reader import SampleReader
-from tasks.modalities.sample_set import SampleSet, stacked, tensor_of
-from tasks.runs.seeds import derive
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.preserving import clean_ends
+from flowmill.models.maths.transitions import Grid
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, StateBatch, Subjects
+from flowmill.tasks.inputs.prompts import StoredPrompt
+from flowmill.tasks.modalities.reader import SampleReader
+from flowmill.tasks.modalities.sample_set import SampleSet, stacked, tensor_of
+from flowmill.tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class StateSet(SampleSet):
         condition: Condition,
         device: torch.device,
         ahead: int = 0,
-        about: RowMetadata | None = None,
+        metadata: RowMetadata | None = None,
     ) -> None:
         """Bind to the samples.
 
@@ -76,10 +76,10 @@ class StateSet(SampleSet):
             condition: returns the conditioning of a batch.
             device: the device of batches.
             ahead: see ``SampleSet``.
-            about: metadata of rows for rewards, if the algorithm calls them.
+            metadata: metadata of rows for rewards, if the algorithm calls them.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
-        self._calls, self._condition, self._about = calls, condition, about
+        self._calls, self._condition, self._metadata = calls, condition, metadata
 
     def positions(self) -> np.ndarray:
         """Return the number of states of each sample with enough steps after them; they are its first states."""
@@ -108,7 +108,7 @@ class StateSet(SampleSet):
                 tensor_of([grid[1] for grid in grids], device),
             ),
             levels=tensor_of(np.stack(levels), device),
-            subjects=None if self._about is None else self._about.of(self.reader, keys),
+            subjects=None if self._metadata is None else self._metadata.of(self.reader, keys),
             **common,
         )
 

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.policies.parts import Part
-from models.rewards.base import Batch
-from models.rewards.differentiable import Differentiable
-from models.rewards.errors import Origin
-from models.rewards.factory import needs_of
-from models.rewards.invocation import needs_of_made
-from tasks.algorithms.diffusion import Question, Subjects
-from tasks.inputs.components import decode_rows
-from tasks.inputs.prompts import SOURCE
-from tasks.modalities.diffusion.reward_gradients import by_frames, check_slopes
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.parts import Part
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.differentiable import Differentiable
+from flowmill.models.rewards.errors import Origin
+from flowmill.models.rewards.factory import needs_of
+from flowmill.models.rewards.invocation import declared_needs
+from flowmill.tasks.algorithms.diffusion import Question, Subjects
+from flowmill.tasks.inputs.components import decode_rows
+from flowmill.tasks.inputs.prompts import SOURCE
+from flowmill.tasks.modalities.diffusion.reward_gradients import by_frames, check_slopes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.policies.diffusion import DiffusionPolicy
-    from tasks.runtime.host import ModelHost
+    from flowmill.models.policies.diffusion import DiffusionPolicy
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 def decoded_parts(config: RunConfig) -> frozenset[Part]:
@@ -46,7 +46,7 @@ def rows_at_once(config: RunConfig) -> int:
     return min([decode_rows(config), config.execution.micro_batch_size, *(size for size in sizes if size)])
 
 
-class HeldRewards:
+class TrainingRewards:
     """The rewards of a run, in the training process."""
 
     def __init__(self, config: RunConfig, host: ModelHost) -> None:
@@ -55,27 +55,23 @@ class HeldRewards:
         self._rows = rows_at_once(config)
 
     def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
-        """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents.
-
-        Raises:
-            RewardError: a reward failed, or a gradient is not finite.
-        """
+        """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents."""
         values, slopes = [], []
         for start in range(0, len(latents), self._rows):
             rows = range(start, min(start + self._rows, len(latents)))
-            found, slope = self._followed(latents.detach()[rows.start : rows.stop], subjects, questions, rows)
-            values.append(found)
+            sums, slope = self._followed(latents.detach()[rows.start : rows.stop], subjects, questions, rows)
+            values.append(sums)
             slopes.append(slope)
         # This term is 0 and has the gradient of the rewards.
         moved = torch.cat(slopes) * (latents - latents.detach())
         return torch.cat(values) + moved.flatten(1).sum(1)
 
     def _followed(
-        self, given: Tensor, subjects: Subjects, questions: Sequence[Question], rows: range
+        self, finals: Tensor, subjects: Subjects, questions: Sequence[Question], rows: range
     ) -> tuple[Tensor, Tensor]:
         """Return the sums of some rows, and their gradients."""
         with torch.enable_grad():
-            latents = given.float().requires_grad_(True)
+            latents = finals.float().requires_grad_(True)
             images = None
             if decoded_parts(self._config):
                 images = cast("DiffusionPolicy", self._host.decoding()).decode_smoothly(latents)
@@ -107,20 +103,22 @@ class HeldRewards:
             for place, row in enumerate(rows)
             if not section.sources or subjects.metadata[row].get(SOURCE) in section.sources
         ]
-        found = latents.new_zeros(len(rows))
+        scores = latents.new_zeros(len(rows))
         if not places or section.weight == 0:
-            return found
+            return scores
         reward = self._host.rewards.of(section)
-        media = latents if needs_of_made(reward).media == "latents" else images
+        media = latents if declared_needs(reward).media == "latents" else images
         assert media is not None
         numbers = [rows[place] for place in places]
-        about = Batch(
+        batch = Batch(
             media=latents.detach()[places].cpu().numpy(),
             prompts=[question.prompts[row] for row in numbers],
             metadata=[subjects.metadata[row] for row in numbers],
             origin=Origin(samples=[subjects.samples[row] for row in numbers]),
         )
         with self._host.rewards.at_work(reward):
-            values = by_frames(cast(Differentiable, reward), section, media[places], about)
+            values = by_frames(cast(Differentiable, reward), section, media[places], batch)
         factor = question.factor[rows.start : rows.stop][places]
-        return found.index_put((torch.tensor(places, device=found.device),), factor * values.float().to(found.device))
+        return scores.index_put(
+            (torch.tensor(places, device=scores.device),), factor * values.float().to(scores.device)
+        )

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import torch
 
-from models.maths.conditioning import Conditioning
-from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.base import Requirements
-from tasks.inputs.components import make_kernel
-from tasks.inputs.prompts import SOURCE
-from tasks.modalities.diffusion.conditioning import conditioning_of
-from tasks.modalities.diffusion.states import Condition, RowMetadata, StateSet
-from tasks.modalities.modality import Training
-from tasks.modalities.sample_set import SampleSet
-from tasks.runs.seeds import derive
+from flowmill.configs.registry import resolve
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies import POLICIES
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.inputs.components import make_kernel
+from flowmill.tasks.inputs.prompts import SOURCE
+from flowmill.tasks.modalities.diffusion.conditioning import conditioning_of
+from flowmill.tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
+from flowmill.tasks.modalities.diffusion.states import Condition, RowMetadata, StateSet
+from flowmill.tasks.modalities.modality import Training
+from flowmill.tasks.modalities.sample_set import SampleSet
+from flowmill.tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
-    pass
-
-from tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
+    from torch import Tensor
 
 
 def training_set(
@@ -33,7 +34,7 @@ def training_set(
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
     ahead, condition = config.execution.ahead, _condition(training, guided=requires.guided)
     seed = derive(config.run.seed, "forward", training.epoch)
-    about = RowMetadata(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
+    metadata = RowMetadata(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
     if requires.data == "states":
         return StateSet(
             shards,
@@ -42,7 +43,7 @@ def training_set(
             condition=condition,
             device=device,
             ahead=ahead,
-            about=about,
+            metadata=metadata,
         )
     if requires.data == "forward" and requires.times is not None:
         times = requires.times
@@ -55,11 +56,13 @@ def training_set(
             device=device,
             ahead=ahead,
             gradients=training.gradients,
-            about=about,
+            metadata=metadata,
         )
+        if times.kind == "timesteps" and training.host is not None:
+            forward.trained_levels = _trained_levels(training)
         forward.of_one_size = config.data is None or not config.data.buckets
         return forward
-    made = TransitionSet(
+    transitions = TransitionSet(
         shards,
         advantages,
         kernel=make_kernel(config),
@@ -72,8 +75,15 @@ def training_set(
     )
     if any(name for name, _ in requires.teachers):
         prompts = training.context.prompts_by_id.items()
-        made.sources = {prompt_id: str(prompt.metadata[SOURCE]) for prompt_id, prompt in prompts}
-    return made
+        transitions.sources = {prompt_id: str(prompt.metadata[SOURCE]) for prompt_id, prompt in prompts}
+    return transitions
+
+
+def _trained_levels(training: Training) -> Tensor:
+    """Return the (N,) noise levels that the base model was trained with."""
+    family = resolve(POLICIES, training.config.model.policy, label="model.policy")
+    levels: Tensor = family.trained_levels(training.context.base_folder)
+    return levels
 
 
 def _condition(training: Training, *, guided: bool) -> Condition:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from models.maths.conditioning import Conditioning
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
-from tasks.inputs.prompts import StoredPrompt
-from tasks.inputs.weight_sources import Weights
-from tasks.modalities.diffusion.conditioning import conditioning_of
-from tasks.modalities.diffusion.lockstep import InStep, idle_row
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from flowmill.tasks.inputs.prompts import StoredPrompt
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.modalities.diffusion.conditioning import conditioning_of
+from flowmill.tasks.modalities.diffusion.lockstep import InStep, idle_row
 
 if TYPE_CHECKING:
-    from tasks.modalities.samplers import SamplingContext
+    from flowmill.tasks.modalities.samplers import SamplingContext
 
 
 class SamplingModels:
@@ -30,7 +30,7 @@ class SamplingModels:
         if reference:
             self._host.give_reference(trainable)
 
-    def held(self, *, reference: bool = False) -> tuple[DiffusionPolicy, TrainableDenoiser | InStep]:
+    def policy_and_velocities(self, *, reference: bool = False) -> tuple[DiffusionPolicy, TrainableDenoiser | InStep]:
         """Return the policy, its velocity function, and with ``reference`` that of the base model."""
         trainable = self._trainable()
         if reference:

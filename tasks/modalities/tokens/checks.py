@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from configs.algorithm_defaults import FORWARD
-from configs.base import Component
-from configs.errors import ConfigError
-from configs.execution import ExecutionSection
-from configs.refusals import Rule, Unused, refuse
-from configs.registry import resolve
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.engines import LOCAL, make_engine
-from models.memory.language_architectures import check_class
-from models.policies import POLICIES
-from models.policies.causal_lm import CausalLM
-from models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
-from models.rewards.base import Needs
-from tasks.advantages.estimators import Estimator, make_estimator
-from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import UNITS, Trained, check_advantage, check_replay
-from tasks.inputs.components import tokens_of
-from tasks.inputs.given_data import given_heldout, given_per_epoch
-from tasks.inputs.prompts import uses_guidance
-from tasks.inputs.renderer import renderer_config
-from tasks.inputs.source_prompts import source_prompts
-from tasks.inputs.weight_sources import critic_folder
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.tokens.run_prompts import longest_prompt
-from tasks.runs.sharding import rollout_cuts
-from tasks.specs.plan import RunPlan
-from tasks.specs.turns import last_turn
-
-#: Settings without a meaning for texts, by section.
-_FOREIGN = {
-    "model": "height width frames guidance_scale negative_prompt vae_tiling device_map compile",
-    "rollout": "steps sampler solver plan same_noise own_noise latents_dtype unconditional media engine",
-    "optimize": "guidance_gradient",
-    "evaluate": "steps solver height width frames",
-}
-FOREIGN = tuple(f"{section}.{name}" for section, names in _FOREIGN.items() for name in names.split())
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.refusals import Rule, never_called, refuse
+from flowmill.configs.registry import resolve
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import LOCAL, make_engine
+from flowmill.models.memory.language_architectures import check_class
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
+from flowmill.models.rewards.base import Needs
+from flowmill.tasks.advantages.estimators import Estimator, make_estimator
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.algorithms.checks import UNITS, Trained, check_advantage, check_replay
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
+from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.renderer import renderer_config
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.inputs.weight_sources import critic_folder
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.tokens.run_prompts import longest_prompt
+from flowmill.tasks.runs.sharding import rollout_cuts
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.specs.turns import last_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(Trained):
     """A config of samples of tokens."""
-
-    makes: str
-    """The samples, in the plural."""
 
     @property
     def estimator(self) -> Estimator:
@@ -65,18 +51,17 @@ _ESTIMATOR = "{setting} is '{value.name}', but"
 _HEAD = "with critic.backbone 'policy' the critic is a head on the policy's hidden states"
 
 TOKENS: tuple[Rule[Texts], ...] = (
+    never_called("rollout.sampler rollout.plan rollout.solver rollout.engine evaluate.solver",
+                 "texts are drawn token by token, without it"),
     Rule("execution.sampling", lambda f, sampling: sampling == "spread" or f.config.execution.context_parallel > 1,
          "split denoisers",
          "Remove them", where="execution.context_parallel and execution.sampling 'spread'"),
-    Unused("advantage.kl_coef", lambda f, _: True,
+    Rule("advantage.kl_coef", lambda f, coefficient: coefficient > 0,
            "which texts' do not",
            "Use the algorithm's kl_coef", where="{setting} is for KLs that rollouts store,"),
     Rule("rollout.group_size", lambda f, _: f.group < f.requires.min_group_size,
          "{facts.algorithm} compares {facts.requires.min_group_size} completions or more",
          "Raise it"),
-    Unused("optimize.shared_prompts", lambda f, _: f.group == 1,
-           "a group has one text, whose prompt no other shares",
-           "Remove it", where="{setting} is true, but"),
     Rule("advantage.estimator", lambda f, _: f.requires.critic and not f.estimator.needs_values,
          "{facts.algorithm} trains a critic, and only 'gae' reads one's values",
          "Set advantage.estimator to 'gae'", where=_ESTIMATOR),
@@ -103,17 +88,17 @@ TOKENS: tuple[Rule[Texts], ...] = (
          "with",
          "Set execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'",
          where="{setting} brings weights to a server (option 'folder'), but"),
-    Unused("rollout.tokens.rescore", lambda f, _: tokens_of(f.config).engine.name != LOCAL,
+    Rule("rollout.tokens.rescore", lambda f, on: not on and tokens_of(f.config).engine.name != LOCAL,
            "rollout.tokens.engine '{rollout.tokens.engine.name}' draws with kernels of its own, from which ratios "
            "would be biased",
            "Remove rollout.tokens.rescore", where="{setting} is false, but"),
-    Unused("rollout.tokens.rescore", lambda f, _: f.config.model.dtype != "float32",
+    Rule("rollout.tokens.rescore", lambda f, on: not on and f.config.model.dtype != "float32",
            "with model.dtype '{model.dtype}' log-probs with a KV cache differ from those of training by up to 1e-2",
            "Remove rollout.tokens.rescore, or set model.dtype to 'float32'", where="{setting} is false, but"),
 )  # fmt: skip
 
 CRITIC: tuple[Rule[Texts], ...] = (
-    Unused("critic.log_probs", lambda f, _: f.config.critic.backbone == "policy",
+    Rule("critic.log_probs", lambda f, on: on and f.config.critic.backbone == "policy",
            f"{_HEAD}, and reads no tokens",
            "Set critic.backbone to 'own', or remove critic.log_probs", where="{setting} is true, but"),
     Rule("critic.path critic.device", lambda f, _: f.config.critic.backbone == "policy",
@@ -132,35 +117,16 @@ CRITIC: tuple[Rule[Texts], ...] = (
 
 ROWS: tuple[Rule[Texts], ...] = (
     *UNITS,
-    Unused("optimize.replay.steps optimize.replay.level", lambda f, _: True,
-           "a text is one row of training, without steps",
-           "Remove {setting}"),
+    Rule("optimize.replay.steps", lambda *_: True,
+         "a text is one row of training, without steps",
+         "Remove {setting}"),
 )  # fmt: skip
 
 
-def check_tokens(
-    config: RunConfig, requires: Requirements, *, foreign: Iterable[str] = FOREIGN, makes: str = "texts"
-) -> None:
-    """Check the settings of samples of tokens, and that settings of other kinds are not used.
-
-    Args:
-        config: the config.
-        requires: its algorithm's needs.
-        foreign: settings of other kinds.
-        makes: the samples, in the plural.
-
-    Raises:
-        ConfigError: a setting or combination is invalid.
-    """
-    facts = Texts(config=config, requires=requires, makes=makes)
-    unknown: Unused[Texts] = Unused(
-        " ".join(foreign),
-        # The plan may come from the image algorithm with the same name.
-        lambda f, value: value != Component(name="final") or f.config.optimize.algorithm.name not in FORWARD,
-        "model.policy '{model.policy}' makes {facts.makes}, for which it means nothing",
-        "Remove it; rollout.tokens says how {facts.makes} are sampled",
-    )
-    refuse((unknown, *TOKENS), facts)
+def check_tokens(config: RunConfig, requires: Requirements) -> None:
+    """Check the settings of samples of tokens."""
+    facts = Texts(config=config, requires=requires)
+    refuse(TOKENS, facts)
     _check_base(config)
     _check_prompts(config)
     refuse(CRITIC, facts)
@@ -188,8 +154,8 @@ def _check_base(config: RunConfig) -> None:
 
 
 def _family(config: RunConfig) -> type[CausalLM]:
-    found: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
-    return found
+    family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
+    return family
 
 
 def _check_prompts(config: RunConfig) -> None:
@@ -210,11 +176,7 @@ def _check_critic(config: RunConfig, path: str) -> None:
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
-    """Check that a reward scores texts.
-
-    Raises:
-        ConfigError: it scores other media.
-    """
+    """Check that a reward scores texts."""
     if needs.media not in ("samples", "texts"):
         raise ConfigError(
             f"rewards: '{section.slot}' scores {needs.media}, but model.policy '{config.model.policy}' makes texts. "
@@ -235,9 +197,9 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     samples, turns = rollout.prompts_per_epoch * rollout.group_size, last_turn(config)
     groups = min(rollout.prompts_per_epoch, config.advantage.informative or rollout.prompts_per_epoch)
     trained = groups * (2 if requires.unit == "pair" else rollout.group_size)
-    given = config.data is not None
-    if given:
-        samples = trained = given_per_epoch(config)
+    has_data = config.data is not None
+    if has_data:
+        samples = trained = samples_per_epoch(config)
     rows = trained * config.optimize.inner_epochs
     estimator = make_estimator(config)
     own_critic = requires.critic and config.critic.backbone == "own"
@@ -247,16 +209,16 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         prompts=prompts,
         samples_per_epoch=samples,
         # Samples that end early take fewer turns.
-        rollout_forwards=0 if given else turns * samples * (drawing + 1),
+        rollout_forwards=0 if has_data else turns * samples * (drawing + 1),
         optimize_rows=rows,
         optimize_forwards=rows * (2 if own_critic else 1),
         # 0 if a stage stored them; otherwise cached in the first inner epoch.
-        reference_forwards=trained if requires.reference and not stored else 0,
+        reference_forwards=trained * (requires.reference and not stored) + 2 * rows * requires.mismatched,
         value_forwards=samples * (int(estimator.needs_values) + int(stored)),
         evaluate_forwards=turns * splits * config.evaluate.samples * (section.max_new + 1),
-        validate_forwards=given_heldout(config) * (1 + requires.reference),
+        validate_forwards=heldout_samples(config) * (1 + requires.reference + 2 * requires.mismatched),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
-        shards_per_epoch=0 if given else len(rollout_cuts(config)),
+        shards_per_epoch=0 if has_data else len(rollout_cuts(config)),
         latent_bytes_per_epoch=None,
         latent_bytes=None,
         stores_latents=False,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from configs.errors import ConfigError
-from configs.render import TurnsSection
-from models.policies.language_model_folders import CONTEXT
-from models.text.control_tokens import as_text, chat_ids
-from tasks.inputs.prompts import Prompt, StoredPrompt
-from tasks.modalities.tokens.prompts import Prompts
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.render import TurnsSection
+from flowmill.models.policies.language_model_folders import CONTEXT
+from flowmill.models.text.control_tokens import as_text, chat_ids
+from flowmill.tasks.inputs.prompts import Prompt, StoredPrompt
+from flowmill.tasks.modalities.tokens.prompts import Prompts
 
 #: Private characters for a text and a comment in a rendered chat, and a pair that occurs in neither.
 _TEXT, _COMMENT, _UNUSED = "\ue000", "\ue001", ("\ue002", "\ue003")
@@ -19,13 +19,9 @@ class Comments:
     """Token ids of comments: a user's message where there is a chat template, else the comment as it is."""
 
     def __init__(self, prompts: Prompts, turns: TurnsSection) -> None:
-        """Bind to tokenizer and template.
-
-        Raises:
-            ConfigError: the template cannot go on after an answer.
-        """
+        """Bind to tokenizer and template."""
         self._prompts, self._tokenizer, self._turns = prompts, prompts.tokenizer, turns
-        self._known: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
+        self._cached: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
         self._around(())
 
     def most(self, images: Sequence[int] = ()) -> int:
@@ -43,30 +39,30 @@ class Comments:
         said = self._ids(as_text(self._tokenizer, comment))[: self._turns.comment_tokens]
         before, after = self._around(images)
         closed = before[:1] == [*text[-1:]]
-        found, pictures = [*before[int(closed) :], *said, *after], self._prompts.pictures
-        return found if pictures is None else pictures.placed(found, images)
+        ids, pictures = [*before[int(closed) :], *said, *after], self._prompts.pictures
+        return ids if pictures is None else pictures.placed(ids, images)
 
     def _around(self, images: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the ids before and after a comment; those of images as the model's token for them."""
         pictures = self._prompts.pictures
         key = () if pictures is None else tuple(pictures.picture(number).text for number in images)
-        if key not in self._known:
+        if key not in self._cached:
             before, after = _around(self._prompts, images) if self._prompts.chat else ("", "")
-            self._known[key] = self._ids(before), self._ids(after)
-        return self._known[key]
+            self._cached[key] = self._ids(before), self._ids(after)
+        return self._cached[key]
 
     def _ids(self, text: str) -> list[int]:
-        found = chat_ids(self._tokenizer, text, _UNUSED, begins=False)
-        assert found is not None
-        return found
+        ids = chat_ids(self._tokenizer, text, _UNUSED, begins=False)
+        assert ids is not None
+        return ids
 
 
 def _around(prompts: Prompts, images: Sequence[int]) -> tuple[str, str]:
     """Return the rendered text between an answer and the text of a user's next message, and from there to the next
     answer."""
     chat = prompts.render(_COMMENT, [*prompts.messages("."), ("assistant", _TEXT), ("user", _COMMENT)], images)
-    before, found, after = chat.partition(_TEXT)[2].partition(_COMMENT)
-    if not found:
+    before, separator, after = chat.partition(_TEXT)[2].partition(_COMMENT)
+    if not separator:
         raise ConfigError(
             "render.turns: the tokenizer's chat template cannot go on after an answer, as it leaves out messages. "
             "Choose a model whose template has turns, or set rollout.tokens.template to 'none'."
@@ -86,12 +82,9 @@ def longest_context(
     Args:
         prompts: converts prompts to ids.
         turns: settings of turns, if there are several.
-        context: maximum tokens of the model, if known.
+        context: maximum tokens of the model; None: no limit.
         splits: prompts by split.
         images: numbers of images of a text, if they are seen.
-
-    Raises:
-        ConfigError: a prompt is invalid, or a conversation may not fit.
     """
     longest, new = prompts.longest(splits), prompts.section.max_new
     if turns is None:

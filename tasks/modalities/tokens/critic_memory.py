@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from configs.schema import RunConfig
-from models.memory.architectures import parameters
-from models.memory.language_architectures import language_config, meta_critic
-from models.memory.language_models import TextFootprints, text_footprints
-from models.policies.base import PolicySettings
-from models.policies.critic_lm import block_lists
-from models.weights.lora import within
-from tasks.modalities.memory import MASTER, Role, Sizes
+from flowmill.configs.schema import RunConfig
+from flowmill.models.memory.architectures import parameters
+from flowmill.models.memory.language_architectures import language_config, meta_critic
+from flowmill.models.memory.language_models import TextFootprints, text_footprints
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.critic_lm import block_lists
+from flowmill.models.weights.lora import within
+from flowmill.tasks.modalities.memory import MASTER, Role, Sizes
 
 
 def frozen_bytes(module: Any, number: int) -> int:
@@ -69,20 +69,20 @@ class CriticMemory:
     """Measures it alone, if it has its own model or device."""
 
     @classmethod
-    def of(cls, config: RunConfig, about: Any, sizes: Sizes, untrained: Sequence[str] = ()) -> CriticMemory:
+    def of(cls, config: RunConfig, architecture: Any, sizes: Sizes, untrained: Sequence[str] = ()) -> CriticMemory:
         """Return the critic of a run.
 
         Args:
             config: the config.
-            about: the base model's transformers config.
+            architecture: the base model's transformers config.
             sizes: computes the sizes of roles.
             untrained: names of parts of models that are not trained.
         """
         section = config.critic
         own, alone = section.backbone == "own", section.path is not None or section.device is not None
-        about = about if section.path is None else language_config(section.path)
+        architecture = architecture if section.path is None else language_config(section.path)
         dtype = section.dtype or config.model.dtype
-        values, settings = meta_critic(about, own=own), settings_of(config, dtype)
+        values, settings = meta_critic(architecture, own=own), settings_of(config, dtype)
         blocks = () if values.backbone is None else block_lists(values.backbone)
         lists = tuple(f"backbone.{name}" for name in blocks if not within(name, untrained))
         return cls(
@@ -90,7 +90,7 @@ class CriticMemory:
             device=section.device,
             kind=_critic_kind(config),
             settings=None if alone else settings,
-            measured=text_footprints(about, settings, sizes.spec, critic=settings, own=own) if alone else None,
+            measured=text_footprints(architecture, settings, sizes.spec, critic=settings, own=own) if alone else None,
         )
 
     @property

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from models.policies.causal_lm import TrainableLM
-from models.policies.critic_lm import TrainableCritic
-from storage.trajectories.base import TrajectoryShard
-from tasks.inputs.components import tokens_of
-from tasks.inputs.weight_sources import Weights
-from tasks.metrics.samples import about_sample
-from tasks.modalities.tokens.forwards import chosen_rows, forwards
-from tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.models.policies.causal_lm import TrainableLM
+from flowmill.models.policies.critic_lm import TrainableCritic
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.metrics.samples import about_sample
+from flowmill.tasks.modalities.tokens.forwards import chosen_rows, forwards
+from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 
 if TYPE_CHECKING:
-    from tasks.modalities.modality import ValueRequest
+    from flowmill.tasks.modalities.modality import ValueRequest
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     }
 
 
-def _chosen(found: torch.Tensor, numbers: list[int], masks: list[np.ndarray]) -> dict[int, np.ndarray]:
+def _chosen(values: torch.Tensor, numbers: list[int], masks: list[np.ndarray]) -> dict[int, np.ndarray]:
     """Return the values of chosen tokens, by number of the row."""
-    table = found.float().cpu().numpy()
+    table = values.float().cpu().numpy()
     return {number: table[place, : len(masks[number])][masks[number]] for place, number in enumerate(numbers)}

@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from configs.escaping import in_code, in_markdown, in_python
-from models.policies.causal_lm import CausalLM
-from tasks.export.card import quantized_notes
-from tasks.fitting.provenance import data_section
-from tasks.inputs.base_model import BaseModel, describe_base, license_files
-from tasks.inputs.components import tokens_of
-from tasks.inputs.weight_sources import PIPELINE, Weights
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.metrics.view import RunView
-from tasks.modalities.tokens.prompts import Prompts, with_places
-from tasks.modalities.tokens.run_prompts import prompts_in
+from flowmill.configs.escaping import in_code, in_markdown, in_python
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.tasks.export.card import quantized_notes
+from flowmill.tasks.fitting.provenance import data_section
+from flowmill.tasks.inputs.base_model import BaseModel, describe_base, license_files
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.tokens.prompts import Prompts, with_places
+from flowmill.tasks.modalities.tokens.run_prompts import prompts_in
 
 if TYPE_CHECKING:
-    from tasks.modalities.modality import ExportRequest
+    from flowmill.tasks.modalities.modality import ExportRequest
 
 _MODEL = """from transformers import {auto}, {reader}
 
@@ -62,7 +62,14 @@ Trained from {base} with {algorithm}{data}.{start}{quantized}
 {section}"""
 
 #: Settings of a generation config that do not affect sampling, except for end tokens.
-_KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
+_GENERATION_SETTINGS = (
+    "bos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "_from_model_config",
+)
 
 
 class LanguageModelExport:
@@ -74,8 +81,8 @@ class LanguageModelExport:
 
     def write(self, folder: Path) -> None:
         """Write model, tokenizer, settings and card."""
-        held = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
-        policy, target, base = cast(CausalLM, held.policy), folder / PIPELINE, self._base()
+        trainable = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
+        policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._base()
         target.mkdir(parents=True)
         write_model(policy, target, adapters=self._exporting.format == "lora")
         for path in license_files(self._context.base_folder):
@@ -94,7 +101,7 @@ class LanguageModelExport:
         epoch, config = self._exporting.epoch, self._config
         start = self._context.starts_from
         lora = self._exporting.format == "lora"
-        given = None if config.data is None else RunView(self._context).given()
+        data = None if config.data is None else RunView(self._context).ingested()
         names = {"auto": policy.models.auto, "reader": policy.models.reader}
         head = {
             "library_name": "peft" if lora else "transformers",
@@ -109,12 +116,12 @@ class LanguageModelExport:
             if start is None
             else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
             "algorithm": in_code(config.optimize.algorithm.name),
-            "data": "" if given is None else f" on {in_markdown(str(given))} ({in_markdown(given.license_text)})",
+            "data": "" if data is None else f" on {in_markdown(str(data))} ({in_markdown(data.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": (_ADAPTER if lora else _MODEL).format(base=in_python(base.name), **names),
             "usage": self._usage(policy),
             "figures": "\n".join(self._figures()),
-            "section": f"\n{about}\n" if (about := data_section(self._context, epoch)) else "",
+            "section": f"\n{data_text}\n" if (data_text := data_section(self._context, epoch)) else "",
         }
         return _CARD.format(**values)
 
@@ -136,18 +143,18 @@ class LanguageModelExport:
     def _figures(self) -> list[str]:
         chain, epoch = self._context.chain, self._exporting.epoch
         before, after = evaluation_figures(chain, 0), evaluation_figures(chain, epoch)
-        found = []
+        rows = []
         for split, rewards in after.items():
             for slot, figures in rewards.items():
                 was = before.get(split, {}).get(slot, {}).get("mean")
                 start = "" if was is None else f"{was:.3f}"
-                found.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
-        return found
+                rows.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
+        return rows
 
 
 def call_of(prompts: Prompts) -> str:
     """Return the code that makes the inputs for a prompt as training does."""
-    prompt = prompts.section.asked("...")
+    prompt = prompts.section.instructed("...")
     if not prompts.chat:
         call = f'inputs = tokenizer({in_python(prompt)}, return_tensors="pt")'
         # Remove the end tokens that the tokenizer appends.
@@ -158,7 +165,7 @@ def call_of(prompts: Prompts) -> str:
         messages = with_places(messages, [{"type": "image", "path": "image.png"}])
     chat = in_python_of(messages)
     how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
-    dates = prompts.told_dates(prompt)
+    dates = prompts.template_dates(prompt)
     dated = (
         f"tokenizer.chat_template = {in_python(_CLOCK.format(dates=dates))} + tokenizer.chat_template\n"
         if dates
@@ -200,5 +207,7 @@ def generation_config(policy: CausalLM) -> Any:
     stated = base.get("eos_token_id")
     # Keep a single id, or an equal list in its order.
     same = stated is not None and sorted({*stated} if isinstance(stated, list) else {stated}) == ends
-    kept = {name: base[name] for name in (*_KEPT, *policy.models.generation) if base.get(name) is not None}
-    return GenerationConfig(**kept, eos_token_id=stated if same else ends or None)
+    settings = {
+        name: base[name] for name in (*_GENERATION_SETTINGS, *policy.models.generation) if base.get(name) is not None
+    }
+    return GenerationConfig(**settings, eos_token_id=stated if same else ends or None)

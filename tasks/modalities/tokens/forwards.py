@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from models.devices import moved
-from models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
-from models.maths.tokens import Widths
+from flowmill.models.devices import moved
+from flowmill.models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
+from flowmill.models.maths.tokens import Widths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,9 +60,9 @@ def forwards(
     units, each = [[number] for number in range(len(rows))], size
     if shared is not None:
         of_prompt = [tuple(row[:length]) for row, length in zip(rows, prompts, strict=True)]
-        equal = [list(found) for _, found in groupby(range(len(rows)), of_prompt.__getitem__)]
+        equal = [list(group) for _, group in groupby(range(len(rows)), of_prompt.__getitem__)]
         most = shared.members
-        units = [found[start : start + most] for found in equal for start in range(0, len(found), most)]
+        units = [group[start : start + most] for group in equal for start in range(0, len(group), most)]
         each = max(1, size // most)
     filled = [*units, *[units[-1]] * (-len(units) % each)]
     for start in range(0, len(filled), each):
@@ -72,8 +72,8 @@ def forwards(
         packed = None
         if shared is not None:
             groups = [place for place, unit in enumerate(chosen) for _ in unit]
-            asked, texts = [prompts[number] for number in numbers], [len(rows[number]) for number in numbers]
-            packed = share_prompts(ids, asked, texts, groups, shared)
+            owners, texts = [prompts[number] for number in numbers], [len(rows[number]) for number in numbers]
+            packed = share_prompts(ids, owners, texts, groups, shared)
         yield numbers, ids, packed
 
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.errors import EngineError
-from models.engines.base import Engine
-from models.engines.local import Local, tolerance_of
-from models.maths.generation import Completion
-from models.policies.causal_lm import CausalLM
+from flowmill.configs.errors import EngineError
+from flowmill.models.engines.base import Engine
+from flowmill.models.engines.local import LocalEngine, tolerance_of
+from flowmill.models.maths.generation import Completion
+from flowmill.models.policies.causal_lm import CausalLM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def check_gap(
-    engine: Engine, policy: CausalLM, prompts: Sequence[int], found: Sequence[Completion], own: Sequence[Tensor]
+    engine: Engine, policy: CausalLM, prompts: Sequence[int], completions: Sequence[Completion], own: Sequence[Tensor]
 ) -> None:
     """Check that the engine's log-probs of completions agree with those of training, on the mean over tokens.
 
@@ -28,11 +28,8 @@ def check_gap(
         engine: the engine that drew the completions.
         policy: the trained policy.
         prompts: tokens of each prompt.
-        found: completions.
+        completions: completions.
         own: log-probs of each, as training computes them.
-
-    Raises:
-        EngineError: the mean distance is above the engine's tolerance.
     """
     tolerance = tolerance_of(engine, policy.settings.dtype, policy.settings.device)
     if tolerance is None:
@@ -40,7 +37,7 @@ def check_gap(
     tolerance *= policy.rounding
     rows = [
         np.abs(np.asarray(drawn.log_probs, np.float64) - whole.double().numpy())
-        for drawn, whole in zip(found, own, strict=True)
+        for drawn, whole in zip(completions, own, strict=True)
     ]
     gaps = np.concatenate(rows)
     if gaps.mean() <= tolerance:
@@ -48,7 +45,7 @@ def check_gap(
     difference = f"over {len(gaps)} drawn tokens its log-probs are {gaps.mean():.3g} nats per token"
     raise EngineError(
         _of_policy(policy, prompts, rows, difference, tolerance)
-        if isinstance(engine, Local)
+        if isinstance(engine, LocalEngine)
         else f"rollout.tokens.engine: {difference} from the policy's (at most {gaps.max():.3g}), more than its option "
         f"'tolerance', {tolerance:g}: it drew with other weights, or with another temperature than requested. "
         "Load the policy into the server; start vLLM with --logprobs-mode processed_logprobs. Nothing of this "

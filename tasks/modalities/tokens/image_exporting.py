@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from configs.escaping import in_python
-from models.policies.causal_lm import CausalLM
-from models.policies.janus import LEAST_SCALE
-from tasks.inputs.components import tokens_of
-from tasks.modalities.tokens.exporting import LanguageModelExport, in_python_of
-from tasks.modalities.tokens.prompts import Prompts, with_places
+from flowmill.configs.escaping import in_python
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.janus import LEAST_SCALE
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport, in_python_of
+from flowmill.tasks.modalities.tokens.prompts import Prompts, with_places
 
 _USAGE = """processor = AutoProcessor.from_pretrained(".")
 {text}
@@ -33,7 +33,7 @@ class ImageTokenExport(LanguageModelExport):
 
 def _text_of(prompts: Prompts) -> str:
     """Return the code that makes the text of a prompt as training does."""
-    prompt = prompts.section.asked("...")
+    prompt = prompts.section.instructed("...")
     if not prompts.chat:
         return f"text = {in_python(prompt)}"
     messages = with_places([{"role": role, "content": text} for role, text in prompts.messages(prompt)], [])

@@ -9,33 +9,33 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.devices import moved
-from models.maths.generation import Completion
-from models.policies.causal_lm import TrainableLM
-from models.policies.janus import Janus
-from models.policies.parts import Part
-from models.policies.trainable import Trainable
-from models.rewards.base import Batch as Scored
-from models.rewards.base import Needs
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.algorithms.base import Requirements
-from tasks.algorithms.tokens import TokenBatch, TokenModels
-from tasks.inputs.components import decode_rows, tokens_of
-from tasks.metrics.image_grids import write_grid
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.given import GivenSample
-from tasks.modalities.media import check_scored, decode_in_slices, trial_media
-from tasks.modalities.modality import ExportRequest
-from tasks.modalities.samplers import Sampler, SamplingContext
-from tasks.modalities.tokens.checks import cost_of_tokens
-from tasks.modalities.tokens.given_texts import GivenImage, given_images, read_image
-from tasks.modalities.tokens.image_checks import check_image, check_image_tokens, with_guidance
-from tasks.modalities.tokens.image_exporting import ImageTokenExport
-from tasks.modalities.tokens.modality import Tokens
-from tasks.modalities.tokens.text_sampling import TextSampler, evaluation_maker, rollout_maker
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.devices import moved
+from flowmill.models.maths.generation import Completion
+from flowmill.models.policies.causal_lm import TrainableLM
+from flowmill.models.policies.janus import Janus
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
+from flowmill.models.rewards.base import Batch as Scored
+from flowmill.models.rewards.base import Needs
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
+from flowmill.tasks.inputs.components import decode_rows, tokens_of
+from flowmill.tasks.metrics.image_grids import write_grid
+from flowmill.tasks.modalities.data_sample import DataSample
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.media import check_scored, decode_in_slices, trial_media
+from flowmill.tasks.modalities.modality import ExportRequest
+from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
+from flowmill.tasks.modalities.tokens.checks import cost_of_tokens
+from flowmill.tasks.modalities.tokens.data_texts import DataImage, image_samples, read_image
+from flowmill.tasks.modalities.tokens.image_checks import check_image, check_image_tokens, with_guidance
+from flowmill.tasks.modalities.tokens.image_exporting import ImageTokenExport
+from flowmill.tasks.modalities.tokens.modality import Tokens
+from flowmill.tasks.modalities.tokens.text_sampling import TextSampler, evaluation_maker, rollout_maker
 
 
 class ImageTokenSampler(TextSampler):
@@ -44,17 +44,17 @@ class ImageTokenSampler(TextSampler):
     def load(self) -> None:
         """Load the policy, and check the size of its images."""
         super().load()
-        check_image(self._making.config, self._held().policy.model.config)
+        check_image(self._making.config, self._trainable().policy.model.config)
 
-    def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
-        policy = cast(Janus, self._held().policy)
-        ids = moved(torch.tensor([each.ids for each in found]), self._host.device)
+    def _contents(self, completions: Sequence[Completion]) -> list[dict[str, Any]]:
+        policy = cast(Janus, self._trainable().policy)
+        ids = moved(torch.tensor([each.ids for each in completions]), self._host.device)
         images = decode_in_slices(policy, policy.decode, ids, decode_rows(self._making.config)).numpy()
         return [{"media": image} for image in images]
 
 
-class GivenImageModels(TokenModels):
-    """Log-probs of given images, which no guidance drew."""
+class DataImageModels(TokenModels):
+    """Log-probs of images of data, which no guidance drew."""
 
     def log_probs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the policy's log-probs and entropies without guidance."""
@@ -73,7 +73,6 @@ class ImageTokens(Tokens):
     trained_as = "tokens"
     writes = False
     given_parts = frozenset({Part.VAE})
-    saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
         """Check the settings of tokens and of images."""
@@ -87,20 +86,20 @@ class ImageTokens(Tokens):
         """Return the sampler of images, with a seed per token."""
         return rollout_maker(making, ImageTokenSampler)
 
-    def read_given(self, making: SamplingContext, sample: GivenSample) -> GivenImage:  # type: ignore[override]
+    def read_given(self, making: SamplingContext, sample: DataSample) -> DataImage:  # type: ignore[override]
         """Return the token ids of a prompt, and an image of the model's size."""
         return read_image(making, sample)
 
-    def same_given(self, first: GivenImage, second: GivenImage) -> bool:
+    def same_given(self, first: DataImage, second: DataImage) -> bool:
         """Return whether two images have the same pixels."""
         return np.array_equal(first.pixels, second.pixels)
 
-    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+    def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
         """Return images with the tokens that the model codes them by."""
         policy = cast(Janus, making.host.decoding())
         pixels = torch.from_numpy(np.stack([each.pixels for each in contents]))
         ids = decode_in_slices(policy, policy.encode_images, pixels, decode_rows(making.config))
-        return given_images(samples, contents, ids.tolist())
+        return image_samples(samples, contents, ids.tolist())
 
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the likeliest images, or of draws with fixed seeds."""
@@ -108,7 +107,7 @@ class ImageTokens(Tokens):
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
         """Return log-probs, with guidance if the policy drew the images."""
-        kind = TokenModels if config.data is None else GivenImageModels
+        kind = TokenModels if config.data is None else DataImageModels
         return kind(trainable=cast(TrainableLM, trainable), temperature=tokens_of(config).temperature)
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:

@@ -9,26 +9,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.library_loading import quiet_libraries
-from models.maths.tokens import Widths
-from models.memory.language_architectures import language_config, meta_language_model
-from models.memory.language_models import TextFootprints, encoding_bytes, text_footprints
-from models.policies import POLICIES, most_images
-from models.policies.causal_lm import CausalLM
-from models.policies.critic_lm import block_lists
-from models.policies.language_model_folders import context_length
-from models.weights.lora import within
-from tasks.advantages.estimators import make_estimator
-from tasks.algorithms.base import Requirements
-from tasks.inputs.components import decode_rows, lora_spec, tokens_of
-from tasks.inputs.renderer import sees_images
-from tasks.inputs.source_prompts import source_prompts
-from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
-from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
-from tasks.modalities.tokens.rendering import drawing_of
-from tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.tokens import Widths
+from flowmill.models.memory.language_architectures import language_config, meta_language_model
+from flowmill.models.memory.language_models import TextFootprints, encoding_bytes, text_footprints
+from flowmill.models.policies import POLICIES, most_images
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.critic_lm import block_lists
+from flowmill.models.policies.language_model_folders import context_length
+from flowmill.models.weights.lora import within
+from flowmill.tasks.advantages.estimators import make_estimator
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.inputs.components import decode_rows, lora_spec, tokens_of
+from flowmill.tasks.inputs.renderer import sees_images
+from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
+from flowmill.tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
+from flowmill.tasks.modalities.tokens.rendering import drawing_of
+from flowmill.tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
@@ -53,22 +53,22 @@ def language_memory(
         reference: log-probs of the base model are needed.
     """
     quiet_libraries()
-    about = None if config.model.path is None else language_config(config.model.path)
-    if about is None:
+    architecture = None if config.model.path is None else language_config(config.model.path)
+    if architecture is None:
         return None
     model, execution = config.model, config.execution
     family: type[CausalLM] = resolve(POLICIES, model.policy, label="model.policy")
     spec, untrained = lora_spec(config, family), family.untrained_parts(model.options)
     sizes = Sizes(config, optimizer, spec)
-    module, copies = meta_language_model(about, models=family.models), int(config.optimize.ema is not None)
+    module, copies = meta_language_model(architecture, models=family.models), int(config.optimize.ema is not None)
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
     actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
-    critic = CriticMemory.of(config, about, sizes, untrained) if requires.critic else CriticMemory()
+    critic = CriticMemory.of(config, architecture, sizes, untrained) if requires.critic else CriticMemory()
     dtype, device = getattr(torch, model.dtype), torch.device("cpu")
     own, settings = config.critic.backbone == "own", family.settings_for(config, dtype=dtype, device=device, empty=True)
-    measured = text_footprints(about, settings, spec, critic=critic.settings, own=own, family=family)
-    prompt, notes = _prompt_tokens(config, context_length(about))
-    forward = _forward(config, prompt, width := _width(config, prompt, about))
+    measured = text_footprints(architecture, settings, spec, critic=critic.settings, own=own, family=family)
+    prompt, notes = _prompt_tokens(config, context_length(architecture))
+    forward = _forward(config, prompt, width := _width(config, prompt, architecture))
     apart = critic.apart(forward.rows, forward.width)
     work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
     compared = reference or make_estimator(config).needs_reference
@@ -83,13 +83,12 @@ def language_memory(
         "reference_kind": "" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         "drawing": None if drawing is None else asdict(drawing),
         "keeps_drawing": execution.keep_renderer,
-        "seeing": _seeing(config, about, trained=not untrained),
+        "seeing": _seeing(config, architecture, trained=not untrained),
         **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
     needed = {**work, "render": drawing}
     names = tuple(name for name in _PHASES if needed.get(_WORK.get(name, name), 0) is not None)
-    remedy = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
     return Memory(
         parameters=actor.parameters,
         trained=actor.trained,
@@ -99,7 +98,6 @@ def language_memory(
         between=actor.whole + details["reference"],
         host=host_memory(roles, read=largest * BYTES[model.dtype]),
         details=details,
-        remedies={"": remedy, "render": "set execution.render_device to another GPU, or take a larger one"},
         notes=details["notes"],
     )
 
@@ -113,9 +111,9 @@ class _Forward(NamedTuple):
     """Bytes of its mask of single tokens."""
 
 
-def _width(config: RunConfig, prompt: int, about: Any) -> int:
+def _width(config: RunConfig, prompt: int, architecture: Any) -> int:
     most = prompt + tokens_of(config).max_new
-    return Widths(most=most, limit=context_length(about)).of(most)
+    return Widths(most=most, limit=context_length(architecture)).of(most)
 
 
 def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:
@@ -175,15 +173,15 @@ def _lines(
     return lines
 
 
-def _seeing(config: RunConfig, about: Any, *, trained: bool) -> int:
-    """Return the bytes of encoding the largest image of the prompts and turns, and of features that are kept; 0 where
+def _seeing(config: RunConfig, architecture: Any, *, trained: bool) -> int:
+    """Return the bytes of encoding the largest image of the prompts and turns, and of cached features; 0 where
     there are none, or their processor is not here."""
     folder = Path(str(config.model.path)).expanduser()
     if not folder.is_dir():
         return 0
     prompts = [prompt for split in source_prompts(config).values() for prompt in split if prompt.images]
-    found = largest_image(folder, config, prompts) if prompts or sees_images(config) else None
-    return 0 if found is None else encoding_bytes(about, found, trained=trained)
+    image = largest_image(folder, config, prompts) if prompts or sees_images(config) else None
+    return 0 if image is None else encoding_bytes(architecture, image, trained=trained)
 
 
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
@@ -196,16 +194,16 @@ def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[s
     room = () if context is None else (context - section.max_new,)
     reads = most_images(config.model.policy, config.model.options)
     if reads and any(prompt.images for prompts in splits.values() for prompt in prompts):
-        found = min((*room, *(() if section.max_prompt is None else (section.max_prompt,))), default=_IMAGE_PROMPT)
-        return found, (
-            f"memory: prompts with images are assumed to have up to {found} tokens, and encoding images is not "
+        tokens = min((*room, *(() if section.max_prompt is None else (section.max_prompt,))), default=_IMAGE_PROMPT)
+        return tokens, (
+            f"memory: prompts with images are assumed to have up to {tokens} tokens, and encoding images is not "
             "counted, because the processor is not here yet. rollout.tokens.max_prompt limits them.",
         )
     # A token of a byte-level tokenizer is at least one byte.
     longest = max(len(prompt.text.encode()) for prompts in splits.values() for prompt in prompts) + _TEMPLATE
     longest += sum(len(text.encode()) for text in (section.system, section.instruction) if text is not None)
-    found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
-    return found, (
-        f"memory: prompts are assumed to have up to {found} tokens, because the tokenizer is not here yet. "
+    tokens = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
+    return tokens, (
+        f"memory: prompts are assumed to have up to {tokens} tokens, because the tokenizer is not here yet. "
         "rollout.tokens.max_prompt limits them.",
     )

@@ -9,43 +9,43 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.policies.causal_lm import TrainableLM
-from models.policies.critic_lm import CRITIC, TrainableCritic
-from models.policies.language_classes import check_shares_prompts
-from models.policies.parts import Part
-from models.rewards.base import Batch as Scored
-from models.rewards.base import Needs
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.algorithms.base import Requirements
-from tasks.algorithms.tokens import TokenModels
-from tasks.inputs.components import tokens_of
-from tasks.inputs.prompts import Prompt
-from tasks.metrics.image_grids import GRID, grid, side_by_side
-from tasks.metrics.texts import Text, write_texts
-from tasks.modalities.forward_cost import Cost
-from tasks.modalities.given import GivenSample
-from tasks.modalities.memory import Memory, OptimizerSizes
-from tasks.modalities.modality import ExportRequest, Kind, Training, ValueRequest
-from tasks.modalities.sample_set import SampleSet
-from tasks.modalities.samplers import Sampler, SamplingContext
-from tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
-from tasks.modalities.tokens.critic_values import values_of
-from tasks.modalities.tokens.exporting import LanguageModelExport
-from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
-from tasks.modalities.tokens.memory import language_memory
-from tasks.modalities.tokens.run_prompts import read_prompts
-from tasks.modalities.tokens.sample_sets import TextSet
-from tasks.modalities.tokens.text import stored_text
-from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
-from tasks.specs.turns import last_turn
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.causal_lm import TrainableLM
+from flowmill.models.policies.critic_lm import CRITIC, TrainableCritic
+from flowmill.models.policies.language_classes import check_shares_prompts
+from flowmill.models.policies.parts import Part
+from flowmill.models.rewards.base import Batch as Scored
+from flowmill.models.rewards.base import Needs
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.algorithms.tokens import TokenModels
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.metrics.image_grids import GRID, grid, side_by_side
+from flowmill.tasks.metrics.texts import Text, write_texts
+from flowmill.tasks.modalities.data_sample import DataSample
+from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.modalities.memory import Memory, OptimizerSizes
+from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training, ValueRequest
+from flowmill.tasks.modalities.sample_set import SampleSet
+from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
+from flowmill.tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
+from flowmill.tasks.modalities.tokens.critic_values import values_of
+from flowmill.tasks.modalities.tokens.data_texts import DataText, read_text, text_samples
+from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport
+from flowmill.tasks.modalities.tokens.memory import language_memory
+from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.modalities.tokens.sample_sets import TextSet
+from flowmill.tasks.modalities.tokens.text import stored_text
+from flowmill.tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
+from flowmill.tasks.specs.turns import last_turn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.policies.trainable import Trainable
-    from tasks.runtime.host import ModelHost
+    from flowmill.models.policies.trainable import Trainable
+    from flowmill.tasks.runtime.host import ModelHost
 
 
 class Tokens(Kind):
@@ -54,7 +54,6 @@ class Tokens(Kind):
     encodes = False
     per_token = writes = True
     sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
-    saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
 
     def longest(self, config: RunConfig) -> int:
         """Return the maximum tokens of a completion, over all turns."""
@@ -82,13 +81,13 @@ class Tokens(Kind):
         """Return the sampler of texts, with a seed per token."""
         return rollout_maker(making)
 
-    def read_given(self, making: SamplingContext, sample: GivenSample) -> GivenText:
+    def read_given(self, making: SamplingContext, sample: DataSample) -> DataText:
         """Return the token ids of a prompt and a text."""
         return read_text(making, sample)
 
-    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
-        """Return texts with a mask of the given tokens."""
-        return given_texts(making, samples, contents)
+    def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return texts with a mask of their tokens."""
+        return text_samples(making, samples, contents)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the likeliest texts, or of draws with fixed seeds."""

@@ -1,26 +1,31 @@
 """Prompts as token ids; special tokens come only from the tokenizer and its template, never from a prompt's text.
 
-Images of a prompt come before its text, in order; their tokens have negative ids, see ``models.policies.pictures``.
+Images of a prompt come before its text, in order; their tokens have negative ids, see
+``flowmill.models.policies.pictures``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import ConfigError
-from configs.tokens import TokensSection
-from models.policies.language_model_folders import CONTEXT, Frame
-from models.text.chat_templates import render_chat, told_dates
-from models.text.control_tokens import chat_ids, first_mark, marked, plain_ids
-from tasks.inputs.prompts import Prompt, StoredPrompt, image_keys
+from flowmill.configs.errors import ConfigError, listed
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.policies.language_model_folders import CONTEXT, Frame, end_tokens
+from flowmill.models.text.chat_templates import render_chat, template_dates
+from flowmill.models.text.continuations import appended_ends
+from flowmill.models.text.control_tokens import chat_ids, first_mark, marked, plain_ids, split_end, text_ids
+from flowmill.tasks.inputs.prompts import Prompt, StoredPrompt, image_keys
 
 if TYPE_CHECKING:
-    from models.policies.pictures import Pictures
+    from flowmill.models.policies.pictures import Pictures
 
+#: Private character for the text of an answer in a rendered chat.
+_TEXT = "\ue000"
 #: Returns the (H, W, 3) uint8 pixels of an image by its content key.
 Look = Callable[[str], np.ndarray]
 
@@ -48,19 +53,18 @@ class Prompts:
         pictures: Pictures | None = None,
         look: Look = no_images,
         frame: Frame | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
         """Bind to a tokenizer.
 
         Args:
             tokenizer: a transformers tokenizer.
             section: settings of text sampling.
-            context_length: maximum tokens of prompt and completion; None: no known limit.
+            context_length: maximum tokens of prompt and completion; None: no limit.
             pictures: images of the model; None: it reads texts alone.
             look: opens images.
             frame: further tokens around prompts.
-
-        Raises:
-            ConfigError: the tokenizer lacks the requested template, or no tokens are left for a prompt.
+            ends: end tokens that the model's configs name.
         """
         self.tokenizer, self.section, self.pictures, self._look = tokenizer, section, pictures, look
         self._frame = frame
@@ -85,9 +89,12 @@ class Prompts:
             )
         limits = [limit for limit in (section.max_prompt, room) if limit is not None]
         self.limit = min(limits) if limits else None
-        self.ends = 0 if self.chat else _end_tokens(tokenizer)
+        self.ends = 0 if self.chat else appended_ends(tokenizer)
         """End tokens that the tokenizer appends to a text; they are removed because a completion follows."""
-        self._known: dict[tuple[str, ...], list[int]] = {}
+        named = {token: tokenizer.convert_ids_to_tokens(token) for token in (*end_tokens(tokenizer), *ends)}
+        self.end_tokens: Mapping[str, int] = {str(name): token for token, name in named.items() if name is not None}
+        """End tokens of the tokenizer and of the model's configs, by their text."""
+        self._cached: dict[tuple[str, ...], list[int]] = {}
 
     @property
     def in_parts(self) -> bool:
@@ -105,15 +112,11 @@ class Prompts:
         Args:
             text: its text.
             images: content keys of its images.
-
-        Raises:
-            ConfigError: it is too long and may not be cut, it is empty, it holds a control token that cannot be
-                tokenized as text or the mark of an image, an image cannot be read, or the template fails.
         """
         key = (text, *images)
-        if key not in self._known:
-            self._known[key] = self.fitting(text, images)
-        return self._known[key]
+        if key not in self._cached:
+            self._cached[key] = self.fitting(text, images)
+        return self._cached[key]
 
     def of(self, prompt: Prompt | StoredPrompt) -> list[int]:
         """Return the ids of a prompt of a run; see ``ids``."""
@@ -133,88 +136,98 @@ class Prompts:
             return []
         return [self.pictures.number(key, partial(self._look, key)) for key in images]
 
-    def completion(self, text: str) -> list[int]:
-        """Return the ids of a given completion, which ends with the tokenizer's end token.
+    @cached_property
+    def _end(self) -> int | None:
+        """The token after a text: the one that the template writes after an answer, or the tokenizer's."""
+        if self.chat and len(self.end_tokens) > 1:
+            with suppress(ConfigError):
+                chat = self.render(".", [*self.messages("."), ("assistant", _TEXT)], generate=False)
+                if (name := self.first_end(chat.rpartition(_TEXT)[2])) is not None:
+                    return self.end_tokens[name]
+        return next(iter(self.end_tokens.values()), None)
 
-        Raises:
-            ConfigError: it is too long, or holds a control token that cannot be tokenized as text.
-        """
-        mark = first_mark(self.tokenizer, text)
-        if mark is None:
-            found = self.tokenizer(text, add_special_tokens=False).input_ids
-        else:
-            found = plain_ids(self.tokenizer, text)
-        if found is None:
+    def first_end(self, text: str) -> str | None:
+        """Return the first end token in a text."""
+        names = [name for name in self.end_tokens if name in text]
+        return min(names, key=lambda name: (text.index(name), -len(name)), default=None)
+
+    def completion(self, text: str) -> tuple[list[int], str]:
+        """Return the ids of a completion of data after a prompt, with an end token, and its text without that."""
+        words, end = split_end(self.tokenizer, text, self.end_tokens)
+        tokens, most = text_ids(self.tokenizer, words), self.section.max_new
+        if tokens is None:
+            mark = first_mark(self.tokenizer, words)
             raise ConfigError(f"it holds {mark!r}, which the tokenizer cannot read as text. Write it in another way.")
-        end, most = self.tokenizer.eos_token_id, self.section.max_new
-        ids = [int(token) for token in (*found, *(() if end is None else (end,)))]
+        end = self._end if end is None else end
+        ids = [*tokens, *(() if end is None else (end,))]
         if len(ids) > most:
             raise ConfigError(
                 f"it has {len(ids)} tokens, but rollout.tokens.max_new is {most}. Raise it, or shorten it."
             )
-        return ids
+        return ids, words
 
-    def messages(self, asked: str) -> list[tuple[str, str]]:
+    def messages(self, prompt: str) -> list[tuple[str, str]]:
         """Return the first messages of a chat without images, as (role, text) pairs."""
         system = [] if self.section.system is None else [("system", self.section.system)]
-        return [*system, ("user", asked)]
+        return [*system, ("user", prompt)]
 
-    def told_dates(self, asked: str) -> dict[str, str]:
+    def template_dates(self, prompt: str) -> dict[str, str]:
         """Return the dates that the template requests, by format."""
-        messages = [{"role": role, "content": text} for role, text in self.messages(asked)]
+        messages = [{"role": role, "content": text} for role, text in self.messages(prompt)]
         day = self.section.template_date
-        return {} if day is None else told_dates(self.tokenizer, messages, day)
+        return {} if day is None else template_dates(self.tokenizer, messages, day)
 
     def longest(self, splits: Mapping[str, Sequence[Prompt | StoredPrompt]]) -> int:
-        """Return the tokens of the longest prompt, of lists by split.
-
-        Raises:
-            ConfigError: a prompt is invalid, see ``ids``.
-        """
-        return max(
-            self._counted(split, row, prompt) for split, found in splits.items() for row, prompt in enumerate(found, 1)
-        )
-
-    def _counted(self, split: str, row: int, prompt: Prompt | StoredPrompt) -> int:
-        try:
-            return len(self.of(prompt))
-        except ConfigError as error:
-            raise ConfigError(f"prompts.{split}, number {row}: {error}") from None
+        """Return the tokens of the longest prompt, of lists by split."""
+        most, reasons = 0, list[str]()
+        for split, prompts in splits.items():
+            for row, prompt in enumerate(prompts, 1):
+                try:
+                    most = max(most, len(self.of(prompt)))
+                except ConfigError as error:
+                    reasons.append(f"prompts.{split}, number {row}: {error}")
+        if reasons:
+            raise ConfigError(listed(reasons))
+        return most
 
     def fitting(self, text: str, images: Sequence[str] = ()) -> list[int]:
-        """Return the ids of a prompt, which are not kept; see ``ids``."""
+        """Return the ids of a prompt without caching them; see ``ids``."""
         numbers = self._numbers(images)
-        found = self._rendered(text, numbers)
-        if not found:
+        ids = self._rendered(text, numbers)
+        if not ids:
             raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
-        if self.limit is None or len(found) <= self.limit:
-            return found
+        if self.limit is None or len(ids) <= self.limit:
+            return ids
         if self.section.on_overlong == "cut_left" and not numbers:
-            return found[-self.limit :]
+            return ids[-self.limit :]
         raise ConfigError(
-            f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
+            f"prompt {text[:60]!r} has {len(ids)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
             f"and the model's limit, {CONTEXT}, less rollout.tokens.max_new). Shorten it, lower max_new, or set "
             "rollout.tokens.on_overlong to 'cut_left'."
         )
 
     def _rendered(self, text: str, numbers: Sequence[int]) -> list[int]:
-        prompt = self.section.asked(text)
+        if not text:
+            # A given text without a prompt begins where documents do.
+            begin = self.tokenizer.bos_token_id
+            return [token for token in (begin, *self.end_tokens.values()) if token is not None][:1]
+        prompt = self.section.instructed(text)
         mark = first_mark(self.tokenizer, prompt)
         if self.pictures is not None:
             self._check_marks(text, prompt)
         if self.chat:
-            found = self._chat(text, prompt, numbers) if mark is None else self._marked_chat(text, prompt, numbers)
+            ids = self._chat(text, prompt, numbers) if mark is None else self._marked_chat(text, prompt, numbers)
         elif mark is None:
-            found = [int(token) for token in self.tokenizer(prompt).input_ids]
+            ids = [int(token) for token in self.tokenizer(prompt).input_ids]
         else:
-            found = plain_ids(self.tokenizer, prompt)
-        if found is None:
+            ids = plain_ids(self.tokenizer, prompt)
+        if ids is None:
             raise ConfigError(
                 f"prompt {text[:60]!r} holds {mark!r}, which the tokenizer reads as a control token and cannot read as "
                 "text: the prompt would end, or change who speaks. Write it in another way, or remove the prompt."
             )
-        found = found[: len(found) - self.ends]
-        return found if self._frame is None else self._frame.around(found)
+        ids = ids[: len(ids) - self.ends]
+        return ids if self._frame is None else self._frame.around(ids)
 
     def _check_marks(self, text: str, prompt: str) -> None:
         """Refuse a prompt with the mark of an image, even where the tokenizer could read it as text: data sets put it
@@ -229,15 +242,15 @@ class Prompts:
 
     def _chat(self, text: str, prompt: str, numbers: Sequence[int]) -> list[int]:
         chat = self.render(text, self.messages(prompt), numbers)
-        found = self.tokenizer(chat, add_special_tokens=False).input_ids
-        return self._placed([int(token) for token in found], numbers)
+        ids = self.tokenizer(chat, add_special_tokens=False).input_ids
+        return self._placed([int(token) for token in ids], numbers)
 
     def _marked_chat(self, text: str, prompt: str, numbers: Sequence[int]) -> list[int] | None:
         roles, texts = zip(*self.messages(prompt), strict=True)
         marks, between = marked(self.tokenizer, texts)
         chat = self.render(text, list(zip(roles, marks, strict=True)), numbers)
-        found = chat_ids(self.tokenizer, chat, between)
-        return None if found is None else self._placed(found, numbers)
+        ids = chat_ids(self.tokenizer, chat, between)
+        return None if ids is None else self._placed(ids, numbers)
 
     def _placed(self, ids: list[int], numbers: Sequence[int]) -> list[int]:
         return ids if self.pictures is None else self.pictures.placed(ids, numbers)
@@ -253,15 +266,12 @@ class Prompts:
             messages: the messages.
             numbers: of the images of the last.
             generate: end with the beginning of an answer.
-
-        Raises:
-            ConfigError: the template fails, or reads the clock.
         """
-        given = [{"role": role, "content": content} for role, content in messages]
+        turns = [{"role": role, "content": content} for role, content in messages]
         try:
             chat = render_chat(
                 self._source,
-                with_places(given, [{"type": "image"}] * len(numbers)) if self.in_parts else given,
+                with_places(turns, [{"type": "image"}] * len(numbers)) if self.in_parts else turns,
                 setting="rollout.tokens.template_date",
                 day=self.section.template_date,
                 generate=generate,
@@ -274,13 +284,3 @@ class Prompts:
                 f"the tokenizer's chat template fails for prompt {text[:60]!r}: {error}. Set rollout.tokens.template "
                 "to 'none', or mend the template."
             ) from error
-
-
-def _end_tokens(tokenizer: Any) -> int:
-    """Return the number of end tokens (end of text, or of a part) that a tokenizer appends to every text."""
-    ends = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None}
-    written = list(tokenizer("a").input_ids)
-    count = 0
-    while count < len(written) and written[-1 - count] in ends:
-        count += 1
-    return count

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from configs.schema import RunConfig
-from tasks.inputs.renderer import renderer_config
-from tasks.modalities.memory import DrawingMemory
-from tasks.modalities.modality import make_kind
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.renderer import renderer_config
+from flowmill.tasks.modalities.memory import DrawingMemory
+from flowmill.tasks.modalities.modality import make_kind
 
 
 def drawing_of(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
@@ -13,10 +13,10 @@ def drawing_of(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]
     if config.render is None:
         return None, ()
     drawer, model = renderer_config(config), config.render.model
-    found = make_kind(drawer).drawing_memory(drawer)
-    if found is None:
+    memory = make_kind(drawer).drawing_memory(drawer)
+    if memory is None:
         return None, (f"memory: render.model '{model.path or model.policy}' is not counted, because it is unknown.",)
     if config.execution.render_device is None:
-        return found, ()
-    together = (found.weights + found.work) / 1e9
+        return memory, ()
+    together = (memory.weights + memory.work) / 1e9
     return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)

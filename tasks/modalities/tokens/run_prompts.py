@@ -11,25 +11,31 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.maths.shared_prompts import SharedWidths
-from models.maths.tokens import Widths
-from models.policies import POLICIES
-from models.policies.language_model_folders import add_template, context_length_of, frame_of, load_tokenizer
-from tasks.inputs.components import tokens_of
-from tasks.inputs.prompt_rows import read_picture
-from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
-from tasks.inputs.renderer import sees_images
-from tasks.modalities.tokens.comments import Comments, longest_context
-from tasks.modalities.tokens.prompts import Look, Prompts, no_images
-from tasks.modalities.tokens.seen_images import SeenImages, drawn_images
-from tasks.specs.turns import turns_of
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.shared_prompts import SharedWidths
+from flowmill.models.maths.tokens import Widths
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.language_model_folders import (
+    add_template,
+    context_length_of,
+    frame_of,
+    load_tokenizer,
+    stated_ends,
+)
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.prompt_rows import read_picture
+from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
+from flowmill.tasks.inputs.renderer import sees_images
+from flowmill.tasks.modalities.tokens.comments import Comments, longest_context
+from flowmill.tasks.modalities.tokens.prompts import Look, Prompts, no_images
+from flowmill.tasks.modalities.tokens.seen_images import SeenImages, drawn_images
+from flowmill.tasks.specs.turns import turns_of
 
 if TYPE_CHECKING:
-    from models.policies.causal_lm import CausalLM
-    from models.policies.pictures import Inputs
-    from tasks.runs.context import RunContext
+    from flowmill.models.policies.causal_lm import CausalLM
+    from flowmill.models.policies.pictures import Inputs
+    from flowmill.tasks.runs.context import RunContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +100,15 @@ _PROMPTS: WeakKeyDictionary[RunContext, Prompts] = WeakKeyDictionary()
 
 def prompts_of(context: RunContext, policy: CausalLM | None = None) -> Prompts:
     """Return the tokenizer and settings of a run's prompts, of which none is read; see ``read_prompts``."""
-    found = _PROMPTS.get(context)
-    if found is None:
-        found = _PROMPTS[context] = prompts_in(
+    prompts = _PROMPTS.get(context)
+    if prompts is None:
+        prompts = _PROMPTS[context] = prompts_in(
             context.base_folder,
             context.config,
             look=lambda key: context.references([{IMAGE: key}])[0][0],
             tokenizer=None if policy is None else policy.tokenizer,
         )
-    return found
+    return prompts
 
 
 def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
@@ -111,12 +117,9 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     Args:
         context: the run.
         policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
-
-    Raises:
-        ConfigError: a prompt is invalid, see ``Prompts.ids``.
     """
-    found = _READ.get(context)
-    if found is None:
+    run_prompts = _READ.get(context)
+    if run_prompts is None:
         prompts = prompts_of(context, policy)
         everything = {split: context.prompts[split] for split in ("train", "heldout", HELD_OUT_ROWS)}
         turns, limit = turns_of(context.config), context_length_of(context.base_folder)
@@ -126,8 +129,8 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         comments = None if turns is None else Comments(prompts, turns)
         members, pictures = shared_members(context.config), prompts.pictures
         seen = SeenImages(context, pictures) if pictures is not None and sees_images(context.config) else None
-        found = _READ[context] = RunPrompts(prompts, longest, limit, images, members, comments, seen)
-    return found
+        run_prompts = _READ[context] = RunPrompts(prompts, longest, limit, images, members, comments, seen)
+    return run_prompts
 
 
 def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, tokenizer: Any = None) -> Prompts:
@@ -138,16 +141,21 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
         config: the run's config.
         look: opens images.
         tokenizer: the model's, if it is loaded.
-
-    Raises:
-        ConfigError: see ``Prompts``; or the folder has no tokenizer, or no processor of images where one is needed.
     """
     family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
     pictures, frame = family.pictures_in(folder), frame_of(folder) if family.models.draws else None
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     if frame is not None:
         add_template(tokenizer, folder)
-    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look, frame=frame)
+    return Prompts(
+        tokenizer,
+        tokens_of(config),
+        context_length_of(folder),
+        pictures=pictures,
+        look=look,
+        frame=frame,
+        ends=stated_ends(folder),
+    )
 
 
 def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:

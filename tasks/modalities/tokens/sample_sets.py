@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from configs.advantages import ReplaySection
-from models.devices import moved
-from models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
-from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.base import Requirements, expect
-from tasks.algorithms.tokens import TokenBatch, TokenModels
-from tasks.modalities.proximal import Proximal, importance_weights
-from tasks.modalities.reader import RaggedArray
-from tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
-from tasks.modalities.sample_set import Correctable
-from tasks.modalities.tokens.forwards import chosen_rows, padded_rows
-from tasks.modalities.tokens.run_prompts import RunPrompts
+from flowmill.configs.advantages import ReplaySection
+from flowmill.models.devices import moved
+from flowmill.models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.tasks.algorithms.base import Batch, Requirements, expect
+from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
+from flowmill.tasks.modalities.proximal import Proximal, importance_weights
+from flowmill.tasks.modalities.reader import RaggedArray
+from flowmill.tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
+from flowmill.tasks.modalities.sample_set import Correctable
+from flowmill.tasks.modalities.tokens.forwards import chosen_rows, padded_rows
+from flowmill.tasks.modalities.tokens.run_prompts import RunPrompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,10 +72,10 @@ class TextSet(Correctable):
 
     def says_something(self) -> np.ndarray:
         """Return the mask of samples with a nonzero advantage, of the sample or of any token."""
-        found = self._by_token.get("advantages")
-        if found is None:
+        advantages = self._by_token.get("advantages")
+        if advantages is None:
             return super().says_something()
-        return np.array([bool(found[row].any()) for row in range(len(self.reader))], np.bool_)
+        return np.array([bool(advantages[row].any()) for row in range(len(self.reader))], np.bool_)
 
     def units(self, requires: Requirements) -> Units:
         """Return units of rows that must stay together; the live ones of a group where they share their prompt."""
@@ -111,9 +111,9 @@ class TextSet(Correctable):
             models.log_probs(self._batch(units, size))
         for units in micro_batches(stale, size):
             batch = self._batch(units, size)
-            found, mask = (values.cpu().numpy() for values in (models.log_probs(batch)[0], batch.mask))
+            log_probs, mask = (values.cpu().numpy() for values in (models.log_probs(batch)[0], batch.mask))
             for number, (sample, _) in enumerate(batch.keys[: batch.count]):
-                self._recomputed[sample] = found[number][mask[number]]
+                self._recomputed[sample] = log_probs[number][mask[number]]
         means = {(sample, 0): float(values.mean()) for sample, values in self._recomputed.items()}
         return Proximal(log_probs=means, means=None, dims=1)
 
@@ -139,17 +139,19 @@ class TextSet(Correctable):
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         numbers = partial(chosen_rows, ids.shape[1], masks, device=device)
         behavior = [self.reader.log_probs[sample] for sample in samples]
-        old = [self._recomputed.get(sample, known) for sample, known in zip(samples, behavior, strict=True)]
+        old = [self._recomputed.get(sample, log_probs) for sample, log_probs in zip(samples, behavior, strict=True)]
         sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
-        known = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
+        tables = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
         by_token = {
-            field: numbers([table[sample] for sample in samples]) for field, table in known.items() if table is not None
+            field: numbers([table[sample] for sample in samples])
+            for field, table in tables.items()
+            if table is not None
         }
-        about: dict[str, Any] = {**by_token, **common}
+        fields: dict[str, Any] = {**by_token, **common}
         if self._read.shared is not None:
             # A batch has room for its own largest group: texts of advantage 0, or all but a pair, are left out.
             widths = replace(self._read.shared, members=1)
-            about["shared"] = self._packed(ids, samples[: common["count"]], masks, widths)
+            fields["shared"] = self._packed(ids, samples[: common["count"]], masks, widths)
         return TokenBatch(
             ids=ids,
             mask=numbers([each[each] for each in masks]).bool(),
@@ -158,12 +160,30 @@ class TextSet(Correctable):
             sampled_log_probs=numbers(sampled),
             share=torch.full((len(samples),), self._share, device=device),
             own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),
-            **about,
+            **fields,
         )
+
+    def under_prompts_of(self, batch: Batch, samples: Sequence[int]) -> TokenBatch:
+        """Return the texts after the prompts of other samples, cut to the widest row of the run."""
+        assert self._read is not None
+        read, most, ids, masks = self._read, self._read.widths.most, [], []
+        for (own, _), other in zip(batch.keys, samples, strict=True):
+            mask, other_mask = (self.reader.array("token_mask", each).astype(bool) for each in (own, other))
+            text, prompt = (self.reader.array("tokens", each) for each in (own, other))
+            begins, ends = int(np.argmax(mask)), int(np.argmax(other_mask))
+            joined = np.concatenate([prompt[:ends], text[begins:]])[:most]
+            name = self.reader.prompt_ids[self.reader.prompt_rows[other]]
+            ids.append(read.with_images(name, joined, partial(self.reader.id_and_metadata, other)))
+            masks.append(np.concatenate([np.zeros(ends, np.bool_), mask[begins:]])[:most])
+        rows = padded_rows(ids, self.device, read.widths)
+        chosen = chosen_rows(rows.shape[1], masks, [each[each] for each in masks], device=self.device).bool()
+        return replace(expect(batch, TokenBatch), ids=rows, mask=chosen, reference=None, shared=None)
 
     def _tokens(self, sample: int, read: RunPrompts) -> np.ndarray | Sequence[int]:
         prompt = self.reader.prompt_ids[self.reader.prompt_rows[sample]]
-        return read.with_images(prompt, self.reader.array("tokens", sample), partial(self.reader.about, sample))
+        return read.with_images(
+            prompt, self.reader.array("tokens", sample), partial(self.reader.id_and_metadata, sample)
+        )
 
     def _packed(
         self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.schema import RunConfig
-from models.policies.kept import Kept
-from storage.backends.checksums import hash_data
-from storage.layout import ArtifactRef
-from tasks.inputs.renderer import SEEN_KEY, image_name, render_of, sees_images
-from tasks.metrics.samples import places_of
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.sized_cache import SizedCache
+from flowmill.storage.backends.checksums import hash_data
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.renderer import SEEN_KEY, image_name, render_of, sees_images
+from flowmill.tasks.metrics.samples import places_of
 
 if TYPE_CHECKING:
-    from models.policies.pictures import Pictures
-    from storage.trajectories.base import TrajectoryShard
-    from tasks.runs.context import RunContext
+    from flowmill.models.policies.pictures import Pictures
+    from flowmill.storage.trajectories.base import TrajectoryShard
+    from flowmill.tasks.runs.context import RunContext
 
 #: Artifacts that stay open.
-_KEPT_ARTIFACTS = 8
+_CACHED_ARTIFACTS = 8
 
 
 class SeenImages:
@@ -31,7 +31,7 @@ class SeenImages:
         self._store, self._pictures = context.store, pictures
         self._count = render_of(context.config).images
         self._numbers: dict[tuple[str, str], int] = {}
-        self._places = Kept(_KEPT_ARTIFACTS)
+        self._places = SizedCache(_CACHED_ARTIFACTS)
 
     def of(self, sample: str, metadata: Mapping[str, Any]) -> list[int]:
         """Return the numbers of the images that the texts of a sample saw, in order."""

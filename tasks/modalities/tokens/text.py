@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.errors import CorruptError
-from storage.trajectories.base import TrajectoryShard
+from flowmill.configs.errors import CorruptError
+from flowmill.models.text.continuations import part_text
+from flowmill.storage.trajectories.base import TrajectoryShard
 
 #: Reasons for the end of a completion; the index is stored.
 FINISHES = ("eos", "length", "stop")
@@ -42,22 +43,18 @@ class Stops:
         return self._in(self.plain, ids, skip=True) or self._in(self.marked, ids, skip=False)
 
     def _in(self, stop: Sequence[str], ids: Sequence[int], *, skip: bool) -> bool:
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=skip) if stop else ""
+        text = part_text(self.tokenizer, ids, skip_special_tokens=skip) if stop else ""
         return any(each in text for each in stop)
 
 
 def completed_text(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the text of a completion, without special tokens."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    return part_text(tokenizer, ids)
 
 
 def stored_text(shard: TrajectoryShard, row: int) -> str:
-    """Return the completion of a stored sample.
-
-    Raises:
-        CorruptError: the text is missing, or the file is damaged.
-    """
-    found = shard.text(row)
-    if found is None:
+    """Return the completion of a stored sample."""
+    text = shard.text(row)
+    if text is None:
         raise CorruptError(f"Sample '{shard.table.column('sample_id')[row]}' has no text; the rollout stored none.")
-    return found
+    return text

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from models.engines import make_engine
-from models.engines.base import Asked, Engine
-from models.engines.local import Local
-from models.maths.generation import Completion, Sampling
-from models.maths.shared_prompts import SharedWidths
-from models.maths.tokens import Widths
-from models.policies.causal_lm import CausalLM, TrainableLM
-from storage.trajectories.base import Sample
-from tasks.inputs.components import tokens_of
-from tasks.inputs.renderer import SEEN_KEY
-from tasks.inputs.weight_sources import Weights
-from tasks.modalities.samplers import SampleRequest, SamplingContext
-from tasks.modalities.tokens.exporting import write_model
-from tasks.modalities.tokens.forwards import forwards
-from tasks.modalities.tokens.gap import check_gap
-from tasks.modalities.tokens.run_prompts import RunPrompts, read_prompts
-from tasks.modalities.tokens.text import FINISHES, Stops, completed_text
-from tasks.runs.seeds import derive
+from flowmill.models.engines import make_engine
+from flowmill.models.engines.base import CompletionRequest, Engine
+from flowmill.models.engines.local import LocalEngine
+from flowmill.models.maths.generation import Completion, TokenSampling
+from flowmill.models.maths.shared_prompts import SharedWidths
+from flowmill.models.maths.tokens import Widths
+from flowmill.models.policies.causal_lm import CausalLM, TrainableLM
+from flowmill.storage.trajectories.base import Sample
+from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.renderer import SEEN_KEY
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
+from flowmill.tasks.modalities.tokens.exporting import write_model
+from flowmill.tasks.modalities.tokens.forwards import forwards
+from flowmill.tasks.modalities.tokens.gap import check_gap
+from flowmill.tasks.modalities.tokens.run_prompts import RunPrompts, read_prompts
+from flowmill.tasks.modalities.tokens.text import FINISHES, Stops, completed_text
+from flowmill.tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ class TextSampler:
         """
         self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
         self._section, self._copies = tokens_of(making.config), copies
-        self._unproved = Local() if engine is None else engine
+        self._unproved = LocalEngine() if engine is None else engine
         self._brought = self._compared = False
 
     def load(self) -> None:
@@ -86,19 +86,19 @@ class TextSampler:
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Complete the prompts of some jobs, or their conversations; forwards have a fixed size, padded with copies."""
-        made = {job.name: job.before.sample for job in jobs if job.before and job.before.comment is None}
-        due = [job for job in jobs if job.name not in made]
+        finished = {job.name: job.before.sample for job in jobs if job.before and job.before.comment is None}
+        due = [job for job in jobs if job.name not in finished]
         if due:
             prompts = [self._context(job) for job in due]
             seeds = [0 if self._seed is None else self._seed(job, _chosen(job)) for job in due]
-            found = self._engine.complete(self._request(due, prompts, seeds))
-            masks = [_mask(*each) for each in zip(due, prompts, found, strict=True)]
-            own = self._behavior(due, prompts, found, masks)
-            rows = zip(due, prompts, found, own, masks, seeds, strict=True)
+            completions = self._engine.complete(self._request(due, prompts, seeds))
+            masks = [_mask(*each) for each in zip(due, prompts, completions, strict=True)]
+            own = self._behavior(due, prompts, completions, masks)
+            rows = zip(due, prompts, completions, own, masks, seeds, strict=True)
             samples = [self._sample(*row) for row in rows]
-            contents = zip(due, samples, self._contents(found), strict=True)
-            made |= {job.name: replace(sample, **content) for job, sample, content in contents}
-        return [made[job.name] for job in jobs]
+            contents = zip(due, samples, self._contents(completions), strict=True)
+            finished |= {job.name: replace(sample, **content) for job, sample, content in contents}
+        return [finished[job.name] for job in jobs]
 
     def _context(self, job: SampleRequest) -> list[int]:
         """Return the ids before a job's next text."""
@@ -113,10 +113,10 @@ class TextSampler:
         images = [] if seen is None else seen.of(job.name, {SEEN_KEY: [before.image]})
         return [*row, *comments.after(tokens.tolist(), before.comment, images)]
 
-    def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
+    def _contents(self, completions: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the fields of samples that their completions decode to."""
-        tokenizer = self._held().policy.tokenizer
-        texts = [completed_text(tokenizer, each.ids).encode() for each in found]
+        tokenizer = self._trainable().policy.tokenizer
+        texts = [completed_text(tokenizer, each.ids).encode() for each in completions]
         return [{"text": np.frombuffer(text, np.uint8)} for text in texts]
 
     @property
@@ -127,37 +127,34 @@ class TextSampler:
         self,
         jobs: Sequence[SampleRequest],
         prompts: Sequence[Sequence[int]],
-        found: Sequence[Completion],
+        completions: Sequence[Completion],
         masks: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
         """Return the float32 behavior log-probs of the tokens of ``masks``, of all turns.
 
         Without ``rescore`` only the first rows are recomputed, to compare them.
-
-        Raises:
-            EngineError: they are too far from the engine's log-probs; see ``check_gap``.
         """
         if self._section.rescore:
-            whole = self._log_probs(prompts, found)
-            self._check_gap(prompts, found, whole)
+            whole = self._log_probs(prompts, completions)
+            self._check_gap(prompts, completions, whole)
             return [row.numpy()[mask.astype(bool)] for row, mask in zip(whole, masks, strict=True)]
         if not self._compared:
             few = slice(self._making.config.execution.micro_batch_size)
-            self._check_gap(prompts[few], found[few], self._log_probs(prompts[few], found[few]))
+            self._check_gap(prompts[few], completions[few], self._log_probs(prompts[few], completions[few]))
             self._compared = True
-        known = [None if job.before is None else job.before.sample.log_probs for job in jobs]
-        return [_joined(before, each.log_probs) for before, each in zip(known, found, strict=True)]
+        earlier = [None if job.before is None else job.before.sample.log_probs for job in jobs]
+        return [_joined(before, each.log_probs) for before, each in zip(earlier, completions, strict=True)]
 
-    def _log_probs(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
+    def _log_probs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[Tensor]:
         """Return the log-probs of whole rows as training computes them, float32 on the CPU."""
-        rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, found, strict=True)]
+        rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, completions, strict=True)]
         # Results of a row do not depend on other rows, so equal rows are computed once.
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         # Logits of all positions take many times the memory of sampling.
         size = min(self._size, self._making.config.execution.micro_batch_size)
         lengths = {row: len(prompt) for row, prompt in zip(rows, prompts, strict=True)}
         own = _rescored(
-            self._held(),
+            self._trainable(),
             list(places),
             [lengths[row] for row in places],
             self._section.temperature,
@@ -168,9 +165,11 @@ class TextSampler:
         )
         return [own[places[row]][: len(row)] for row in rows]
 
-    def _request(self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
-        policy = self._held().policy
-        return Asked(
+    def _request(
+        self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+    ) -> CompletionRequest:
+        policy = self._trainable().policy
+        return CompletionRequest(
             prompts=prompts,
             starts=[policy.first_position(prompt) for prompt in prompts],
             sampling=self._sampling,
@@ -194,47 +193,49 @@ class TextSampler:
             if not self._brought:
                 self._bring()
             ids = self._proof()
-            widths = Widths(limit=self._held().policy.context_length)
-            (found,) = _rescored(self._held(), [ids], [1], 1.0, self._host.device, size=1, widths=widths, shared=None)
-            engine.prove(ids, found[1 : len(ids)].tolist())
+            widths = Widths(limit=self._trainable().policy.context_length)
+            (log_probs,) = _rescored(
+                self._trainable(), [ids], [1], 1.0, self._host.device, size=1, widths=widths, shared=None
+            )
+            engine.prove(ids, log_probs[1 : len(ids)].tolist())
         return engine
 
     def _bring(self) -> None:
         ref = self._making.policy
 
         def write(folder: Path) -> None:
-            held = self._host.exportable(ref, self._weights)
-            write_model(cast(CausalLM, held.policy), folder, adapters=held.lora is not None)
+            trainable = self._host.exportable(ref, self._weights)
+            write_model(cast(CausalLM, trainable.policy), folder, adapters=trainable.lora is not None)
 
         self._unproved.bring(f"{self._making.context.store.root.uri} {ref}", write)
 
     def _proof(self) -> list[int]:
         """Return the tokens of the run's first prompts, concatenated and repeated: the same text for all policies."""
-        context_length = self._held().policy.context_length
+        context_length = self._trainable().policy.context_length
         # Leave room for one drawn token, because most servers draw at least one.
         most = _PROOF if context_length is None else min(_PROOF, context_length - 1)
         prompts = self._making.context.prompts["train"][:_PROOF]
         return list(islice((token for prompt in cycle(prompts) for token in self._read.prompts.of(prompt)), most))
 
     def _check_gap(
-        self, prompts: Sequence[Sequence[int]], found: Sequence[Completion], whole: Sequence[Tensor]
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion], whole: Sequence[Tensor]
     ) -> None:
         starts = [len(prompt) for prompt in prompts]
         own = [row[start:] for row, start in zip(whole, starts, strict=True)]
-        check_gap(self._engine, self._held().policy, starts, found, own)
+        check_gap(self._engine, self._trainable().policy, starts, completions, own)
 
-    def _held(self) -> TrainableLM:
+    def _trainable(self) -> TrainableLM:
         return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
 
     @cached_property
     def _read(self) -> RunPrompts:
-        return read_prompts(self._making.context, self._held().policy)
+        return read_prompts(self._making.context, self._trainable().policy)
 
     @cached_property
-    def _sampling(self) -> Sampling:
-        policy, section = self._held().policy, self._section
+    def _sampling(self) -> TokenSampling:
+        policy, section = self._trainable().policy, self._section
         stops = Stops.of(policy.tokenizer, section.stop)
-        return Sampling(
+        return TokenSampling(
             max_new=section.max_new,
             temperature=section.temperature,
             eos=policy.eos,
@@ -253,12 +254,12 @@ class TextSampler:
         self,
         job: SampleRequest,
         prompt: Sequence[int],
-        found: Completion,
+        completion: Completion,
         log_probs: np.ndarray,
         mask: np.ndarray,
         seed: int,
     ) -> Sample:
-        known = None if job.before is None else job.before.sample.sampled_log_probs
+        earlier = None if job.before is None else job.before.sample.sampled_log_probs
         turn = {} if job.before is None else job.before.metadata
         return Sample(
             sample_id=job.name,
@@ -272,10 +273,10 @@ class TextSampler:
             policy=str(self._making.policy),
             sigmas=(),
             log_probs=log_probs,
-            tokens=np.array([*self._read.prompts.stored(prompt), *found.ids], np.int32),
+            tokens=np.array([*self._read.prompts.stored(prompt), *completion.ids], np.int32),
             token_mask=mask,
-            sampled_log_probs=_joined(known, found.log_probs),
-            finish=np.array([FINISHES.index(found.finish)], np.uint8),
+            sampled_log_probs=_joined(earlier, completion.log_probs),
+            finish=np.array([FINISHES.index(completion.finish)], np.uint8),
         )
 
 
@@ -284,20 +285,20 @@ def _chosen(job: SampleRequest) -> int:
     return 0 if job.before is None else len(job.before.sample.log_probs)
 
 
-def _mask(job: SampleRequest, prompt: Sequence[int], found: Completion) -> np.ndarray:
+def _mask(job: SampleRequest, prompt: Sequence[int], completion: Completion) -> np.ndarray:
     """Return the mask of chosen tokens of a row: those of the turns before, and those of its completion."""
-    mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
+    mask = np.zeros(len(prompt) + len(completion.ids), np.uint8)
     mask[len(prompt) :] = 1
     if job.before is not None:
-        known = job.before.sample.token_mask
-        assert known is not None
-        mask[: len(known)] = known
+        earlier = job.before.sample.token_mask
+        assert earlier is not None
+        mask[: len(earlier)] = earlier
     return mask
 
 
-def _joined(known: np.ndarray | None, new: Sequence[float]) -> np.ndarray:
+def _joined(earlier: np.ndarray | None, new: Sequence[float]) -> np.ndarray:
     """Return values of chosen tokens after those of the turns before, float32."""
-    return np.concatenate([[] if known is None else known, new]).astype(np.float32)
+    return np.concatenate([[] if earlier is None else earlier, new]).astype(np.float32)
 
 
 def rollout_maker(making: SamplingContext, kind: type[TextSampler] = TextSampler) -> TextSampler:
@@ -322,7 +323,7 @@ def evaluation_maker(making: SamplingContext, kind: type[TextSampler] = TextSamp
 
 @torch.no_grad()
 def _rescored(
-    held: TrainableLM,
+    trainable: TrainableLM,
     rows: Sequence[Sequence[int]],
     prompts: Sequence[int],
     temperature: float,
@@ -333,8 +334,8 @@ def _rescored(
     shared: SharedWidths | None,
 ) -> list[Tensor]:
     """Return the (W,) log-probs of each whole row, as training computes them; see ``forwards``."""
-    found: dict[int, Tensor] = {}
+    by_number: dict[int, Tensor] = {}
     for numbers, ids, packed in forwards(rows, prompts, device, size=size, widths=widths, shared=shared):
-        log_probs = held.log_probs(ids, temperature, packed)[0].cpu()
-        found |= dict(zip(numbers, log_probs, strict=True))
-    return [found[number] for number in range(len(rows))]
+        log_probs = trainable.log_probs(ids, temperature, packed)[0].cpu()
+        by_number |= dict(zip(numbers, log_probs, strict=True))
+    return [by_number[number] for number in range(len(rows))]

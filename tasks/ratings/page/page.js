@@ -4,11 +4,15 @@ const zoom = at("zoom"), rater = at("rater"), token = at("token");
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", ArrowDown: "tie", s: "skip", S: "skip" };
 let pair = null, shown = 0, busy = false, urls = [];
 token.value = sessionStorage.getItem("token") ?? "";
+// A link may name the rater; the name survives a reload, and a link without a name opens the page of the last one.
+rater.value = new URLSearchParams(location.search).get("rater") ?? localStorage.getItem("rater") ?? "";
 
 async function request(path, body) {
   const headers = token.value ? { authorization: `Bearer ${token.value}` } : {};
   if (body) headers["content-type"] = "application/json";
-  const answer = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers });
+  const answer = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers }).catch(() => {
+    throw new Error("The server does not answer. The answers given before are stored. Once it runs again, reload this page: it goes on with the first pair that has no answer.");
+  });
   if (answer.ok) return answer;
   const about = await answer.json().catch(() => null);
   if (answer.status === 401) at("secret").hidden = false;
@@ -49,7 +53,6 @@ async function show(state) {
   const old = urls;
   urls = [];
   pair = null;
-  rater.value = state.rater;
   Object.assign(at("progress"), { max: state.total, value: state.done });
   at("count").textContent = `${state.done} of ${state.total}`;
   at("end").hidden = state.pair !== null;
@@ -68,7 +71,8 @@ async function show(state) {
   shown = performance.now();
 }
 
-const current = () => `api/pair${rater.value ? `?rater=${encodeURIComponent(rater.value)}` : ""}`;
+// Whoever has no name yet sees a pair, and cannot answer.
+const current = () => `api/pair?rater=${encodeURIComponent(rater.value || "new")}`;
 const update = async (path, body) => show(await (await request(path, body)).json());
 
 async function next(path, body) {
@@ -89,9 +93,10 @@ async function next(path, body) {
   busy = false;
 }
 
-const undo = () => next("api/undo", { rater: rater.value });
+const undo = () => rater.value ? next("api/undo", { rater: rater.value }) : rater.focus();
 function choose(choice) {
-  if (pair) next("api/answer", { pair: pair.name, rater: rater.value, choice, seconds: (performance.now() - shown) / 1000 });
+  if (!rater.value) rater.focus();
+  else if (pair) next("api/answer", { pair: pair.name, rater: rater.value, choice, seconds: (performance.now() - shown) / 1000 });
 }
 function enlarge(image) {
   zoom.replaceChildren(image.cloneNode());
@@ -112,9 +117,17 @@ addEventListener("click", event => {
   const button = event.target.closest("button");
   if (button) button.id === "undo" ? undo() : choose(button.dataset.choice);
 });
-for (const field of [rater, token]) field.addEventListener("change", () => {
+function begin() {
+  rater.value = rater.value.trim();
   sessionStorage.setItem("token", token.value);
-  field.blur();
+  localStorage.setItem("rater", rater.value);
+  history.replaceState(null, "", rater.value ? `?rater=${encodeURIComponent(rater.value)}` : location.pathname);
+  at("ask").hidden = rater.value !== "";
+  if (!rater.value) rater.focus();
   next(current());
+}
+for (const field of [rater, token]) field.addEventListener("change", () => {
+  field.blur();
+  begin();
 });
-next(current());
+begin();

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowmill.configs.errors import StoreError
+
 if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
+    from pathlib import Path
+
+    from flowmill.tasks.runs.context import RunContext
 
 
 def run_report(*contexts: RunContext, price: float | None = None) -> str:
@@ -14,11 +18,18 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
     Args:
         contexts: the runs.
         price: price of an hour of work, to show the cost of a run.
-
-    Raises:
-        CorruptError: a file of a run is damaged.
     """
-    from tasks.reports.report.page import page
-    from tasks.reports.report.reading import read_run
+    from flowmill.tasks.reports.report.page import page
+    from flowmill.tasks.reports.report.reading import read_run
 
     return page([read_run(context) for context in contexts], price=price)
+
+
+def save_report(html: str, file: Path) -> Path:
+    """Write a report, and return its file."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(html)
+    except OSError as error:
+        raise StoreError(f"The report cannot be written to '{file}' ({error.strerror}). Name another file.") from None
+    return file

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from configs.escaping import visible
+from flowmill.configs.escaping import visible
 
 Line = Sequence[tuple[float, float]]
 
@@ -32,11 +32,11 @@ def lines(title: str, curves: Mapping[str, Line], *, along: str, unit: str = "")
         along: label of the x axis, which counts whole epochs or updates.
         unit: label of the y axis.
     """
-    known = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
-    known = {name: points for name, points in known.items() if points}
-    axes = _Axes([point for points in known.values() for point in points], whole=True)
+    finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
+    finite = {name: points for name, points in finite.items() if points}
+    axes = _Axes([point for points in finite.values() for point in points], whole=True)
     drawn = Markup()
-    for number, points in enumerate(known.values()):
+    for number, points in enumerate(finite.values()):
         places = [axes.place(*point) for point in points]
         color, dash = number % _COLORS, _DASHES[number % len(_DASHES)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -47,9 +47,9 @@ def lines(title: str, curves: Mapping[str, Line], *, along: str, unit: str = "")
                     '<circle class="c{}" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}</title></circle>'
                 ).format(color, x, y, f"{along} {epoch:g}: {value:.4g}")
     ends = "; ".join(
-        f"{visible(name)} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for name, points in known.items()
+        f"{visible(name)} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for name, points in finite.items()
     )
-    return _chart(title, axes, drawn, known, labels=(along, unit), about=ends)
+    return _chart(title, axes, drawn, finite, labels=(along, unit), summary=ends)
 
 
 def histogram(title: str, values: Mapping[str, np.ndarray], *, along: str) -> Markup:
@@ -67,8 +67,8 @@ def histogram(title: str, values: Mapping[str, np.ndarray], *, along: str) -> Ma
                 drawn += Markup('<rect class="c{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
                     number % _COLORS, left, top, right - left, bottom - top
                 )
-    about = "; ".join(f"{visible(name)}: mean {each.mean():.3g}" for name, each in finite.items() if len(each))
-    return _chart(title, axes, drawn, finite, labels=(along, "share"), about=about)
+    means = "; ".join(f"{visible(name)}: mean {each.mean():.3g}" for name, each in finite.items() if len(each))
+    return _chart(title, axes, drawn, finite, labels=(along, "share"), summary=means)
 
 
 class _Axes:
@@ -120,7 +120,7 @@ class _Scale:
 
 
 def _chart(
-    title: str, axes: _Axes, drawn: Markup, names: Mapping[str, object], *, labels: tuple[str, str], about: str
+    title: str, axes: _Axes, drawn: Markup, names: Mapping[str, object], *, labels: tuple[str, str], summary: str
 ) -> Markup:
     along, unit = labels
     ticks = Markup()
@@ -140,14 +140,14 @@ def _chart(
     )
     return Markup(
         '<figure class="chart"><figcaption>{title}</figcaption>'
-        '<svg viewBox="0 0 {width} {height}" role="img" aria-label="{about}">'
+        '<svg viewBox="0 0 {width} {height}" role="img" aria-label="{summary}">'
         '<text x="0" y="10">{unit}</text>{ticks}{drawn}<text x="{right}" y="{bottom}" class="end">{along}</text>'
         '</svg><p class="legend">{legend}</p></figure>'
     ).format(
         title=visible(title),
         width=_WIDTH,
         height=_HEIGHT,
-        about=f"{visible(title)}: {about}",
+        summary=f"{visible(title)}: {summary}",
         unit=f"{unit}{power}",
         ticks=ticks,
         drawn=drawn,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.metrics.evaluations import Figures
-from tasks.reports.data_tables import Tables
-from tasks.reports.report.headline import Headline
-from tasks.reports.report.samples import Pair, Shot
+from flowmill.tasks.metrics.evaluations import Figures
+from flowmill.tasks.reports.data_tables import Tables
+from flowmill.tasks.reports.report.headline import Headline
+from flowmill.tasks.reports.report.samples import Pair, Shot
 
 Curve = list[tuple[int, float]]
 
@@ -40,7 +40,7 @@ class RunReport:
     """Its name."""
     epochs: tuple[int, int]
     """Trained epochs, and configured epochs."""
-    about: str
+    description: str
     """Its description."""
     reward: str
     """The name of its weighted reward."""
@@ -60,8 +60,8 @@ class RunReport:
     """The samples of the evaluations whose rewards changed most."""
     data: Tables
     """Tables of its data, by title."""
-    given: Sequence[Shot]
-    """The first given samples."""
+    ingested: Sequence[Shot]
+    """The first ingested samples."""
     best: Sequence[Shot]
     """Best samples of the last epoch."""
     worst: Sequence[Shot]

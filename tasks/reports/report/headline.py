@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.algorithms.resampling import Estimate, mean_with_interval
-from tasks.metrics.evaluations import SPLITS, mean_by_prompt
-from tasks.metrics.view import RunView
+from flowmill.tasks.algorithms.resampling import Estimate, mean_with_interval
+from flowmill.tasks.metrics.evaluations import SPLITS, mean_by_prompt
+from flowmill.tasks.metrics.view import RunView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ def headline(
     final: Mapping[str, float],
     before: Iterable[SampleScores],
     after: Iterable[SampleScores],
+    bounds: tuple[float, float],
 ) -> Headline | None:
     """Return the result of a run; None without scores of both evaluations on a common prompt list.
 
@@ -83,6 +84,7 @@ def headline(
         final: the same of the last evaluated epoch.
         before: the scores of epoch 0.
         after: the scores of the last evaluated epoch.
+        bounds: lowest and highest possible weighted reward.
     """
     split = next((name for name in SPLITS if name in first and name in final), None)
     if split is None:
@@ -95,15 +97,16 @@ def headline(
     if len(scores) == 0:
         return None
     # The means are those of every table: over samples, while the intervals are over prompts.
+    most = bounds[1] - bounds[0]
     old, new, change = (
-        replace(mean_with_interval(values), mean=mean)
-        for values, mean in (
-            (scores[:, 0], first[split]),
-            (scores[:, 1], final[split]),
-            (scores[:, 1] - scores[:, 0], final[split] - first[split]),
+        replace(mean_with_interval(values, bounds=within), mean=mean)
+        for values, mean, within in (
+            (scores[:, 0], first[split], bounds),
+            (scores[:, 1], final[split], bounds),
+            (scores[:, 1] - scores[:, 0], final[split] - first[split], (-most, most)),
         )
     )
     if np.array_equal(scores[:, 0], scores[:, 1]):
-        # Equal scores say nothing about the spread of differences.
+        # Equal scores do not give the spread of differences.
         change = replace(change, low=None, high=None)
     return Headline(split=split, prompts=len(scores), before=old, after=new, change=change)

@@ -17,11 +17,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from configs.escaping import visible
-from configs.human_units import duration, size
-from configs.load import unlike
-from tasks.reports.report.content import RunReport
-from tasks.reports.report.run_charts import compared, progress, sections_of
+from flowmill.configs.escaping import visible
+from flowmill.configs.human_units import duration, size
+from flowmill.configs.load import unlike
+from flowmill.tasks.reports.report.content import RunReport
+from flowmill.tasks.reports.report.run_charts import compared, progress, sections_of
 
 #: The parts of a text that are compared: words, punctuation marks, spaces.
 _PARTS = re.compile(r"\w+|\s+|[^\w\s]")
@@ -35,15 +35,17 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
         price: price of an hour of work, to show the cost of a run.
     """
     environment = Environment(
-        loader=PackageLoader("tasks.reports.report", "."),
+        loader=PackageLoader("flowmill.tasks.reports.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters |= {"url": _url, "bytes": size, "duration": duration}
-    script, style = ((files("tasks.reports.report") / name).read_text("utf-8") for name in ("report.js", "report.css"))
+    environment.filters |= {"url": data_url, "bytes": size, "duration": duration}
+    script, style = (
+        (files("flowmill.tasks.reports.report") / name).read_text("utf-8") for name in ("report.js", "report.css")
+    )
     return environment.get_template("report.html").render(
         runs=runs,
         title=" and ".join(run.name for run in runs),
@@ -61,8 +63,8 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
 
 def _differing(runs: Sequence[RunReport]) -> list[tuple[str, list[Any]]]:
     """Return the settings in which runs differ, with the value of each."""
-    found = unlike(*(run.settings for run in runs), missing="")
-    return [(key, list(values)) for key, values in found.items() if key != "run.name"]
+    settings = unlike(*(run.settings for run in runs), missing="")
+    return [(key, list(values)) for key, values in settings.items() if key != "run.name"]
 
 
 def _marked(before: str, after: str) -> tuple[Markup, Markup]:
@@ -81,7 +83,7 @@ def _shown(value: Any) -> Any:
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _url(data: bytes) -> str:
+def data_url(data: bytes) -> str:
     """Return a PNG, a WebP or an mp4 as a data URL."""
     kind = "image/png" if data[1:4] == b"PNG" else "image/webp" if data[8:12] == b"WEBP" else "video/mp4"
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

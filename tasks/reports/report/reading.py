@@ -10,34 +10,30 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from configs.escaping import command
-from configs.load import asks_for
-from configs.paths import portable
-from tasks.metrics.alerts import alerts
-from tasks.metrics.evaluations import weighted_rewards
-from tasks.metrics.speed import epoch_speeds, in_words
-from tasks.metrics.tracked import paragraphs
-from tasks.metrics.view import RunView
-from tasks.reports.data_tables import data_tables
-from tasks.reports.report.content import Curve, RunReport, StageCost
-from tasks.reports.report.headline import evaluated, headline
-from tasks.reports.report.samples import extremes, given_shots, pairs
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
+from flowmill.configs.escaping import command
+from flowmill.configs.load import asks_for
+from flowmill.configs.paths import portable
+from flowmill.tasks.metrics.alerts import alerts
+from flowmill.tasks.metrics.evaluations import weighted_bounds, weighted_rewards
+from flowmill.tasks.metrics.speed import epoch_speeds, in_words
+from flowmill.tasks.metrics.tracked import paragraphs
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.data_tables import data_tables
+from flowmill.tasks.reports.report.content import Curve, RunReport, StageCost
+from flowmill.tasks.reports.report.headline import evaluated, headline
+from flowmill.tasks.reports.report.samples import extremes, ingested_shots, pairs
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
 
 
 def read_run(context: RunContext) -> RunReport:
-    """Read the report content of a run.
-
-    Raises:
-        CorruptError: a file of the run is damaged.
-    """
+    """Read the report content of a run."""
     view, config = RunView(context), context.config
     context.store.remember(map(view.chain.ref, view.chain.nodes()), records=True)
     trained, evaluations = view.trained, view.evaluations
     last, of_epochs = max(evaluations, default=0), trained[:: max(1, len(trained) - 1)]
-    # The rewards of given samples are their ratings, which training does not change.
-    tables = {} if context.plan.given else {epoch: view.scores(epoch) for epoch in of_epochs}
+    # The rewards of ingested samples are their ratings, which training does not change.
+    tables = {} if context.plan.has_data else {epoch: view.scores(epoch) for epoch in of_epochs}
     best, worst = extremes(view, of_epochs[-1], tables[of_epochs[-1]]) if tables else ([], [])
     before, after = evaluated(view, 0), evaluated(view, last)
     figures = evaluations.get(0, {}), evaluations.get(last, {})
@@ -49,9 +45,9 @@ def read_run(context: RunContext) -> RunReport:
     return RunReport(
         name=context.run.name,
         epochs=(trained[-1] if trained else 0, config.run.epochs),
-        about=paragraphs(context, done=False)[0],
+        description=paragraphs(context, done=False)[0],
         reward=rewards[0].slot if plain else " + ".join(f"{each.weight:g} x {each.slot}" for each in rewards),
-        headline=headline(first, final, before.values(), after.values()) if last else None,
+        headline=headline(first, final, before.values(), after.values(), weighted_bounds(config)) if last else None,
         export=(
             exported.artifact if exported is not None else "",
             command("flowmill", "export", context.run.name, "--to", f"{context.run.name}-model"),
@@ -62,10 +58,10 @@ def read_run(context: RunContext) -> RunReport:
         pairs=paired,
         changed=changed,
         data=data_tables(context),
-        given=given_shots(view),
+        ingested=ingested_shots(view),
         best=best,
         worst=worst,
-        rewards={epoch: _known(table, "reward") for epoch, table in tables.items()},
+        rewards={epoch: _valid(table, "reward") for epoch, table in tables.items()},
         spreads={epoch: _spreads(table) for epoch, table in tables.items()},
         states=Counter(row["state"] for row in lineage),
         stale=[f"{_node(row)}: {row['why']}" for row in lineage if row["state"] == "stale"],
@@ -91,7 +87,7 @@ def _curves(view: RunView) -> dict[str, Curve]:
     return curves
 
 
-def _known(table: pa.Table, column: str) -> np.ndarray:
+def _valid(table: pa.Table, column: str) -> np.ndarray:
     return np.asarray(table.column(column).drop_null().to_numpy(), np.float64)
 
 
@@ -101,9 +97,9 @@ def _spreads(table: pa.Table) -> np.ndarray:
 
 
 def _costs(view: RunView, epoch: int) -> list[StageCost]:
-    speeds, made = epoch_speeds(view.chain, epoch), dict[str, list[dict[str, Any]]]()
+    speeds, costs = epoch_speeds(view.chain, epoch), dict[str, list[dict[str, Any]]]()
     for row in view.costs().to_pylist():
-        made.setdefault(row["stage"], []).append(row)
+        costs.setdefault(row["stage"], []).append(row)
     return [
         StageCost(
             stage=stage,
@@ -112,5 +108,5 @@ def _costs(view: RunView, epoch: int) -> list[StageCost]:
             size=sum(row["size"] for row in rows),
             speed=in_words(speeds.get(stage, {})),
         )
-        for stage, rows in made.items()
+        for stage, rows in costs.items()
     ]

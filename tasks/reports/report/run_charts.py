@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from tasks.metrics.points import ACHIEVED
-from tasks.reports.report import charts
-from tasks.reports.report.content import RunReport
+from flowmill.tasks.metrics.points import ACHIEVED
+from flowmill.tasks.reports.report import charts
+from flowmill.tasks.reports.report.content import RunReport
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,7 +34,7 @@ _CHARTS: dict[str, Sequence[tuple[str, Sequence[str], str]]] = {
         ("Held-out rows in the right order", ("heldout/preferred",), "share"),
         ("Clipped share of rows", ("optimize/clip_low", "optimize/clip_high"), "share"),
         ("Ratio by step", ("optimize/ratio_step*",), "ratio"),
-        ("KL to the base model, and to the rollout's policy", ("optimize/kl", "optimize/approx_kl"), "nats"),
+        ("KL to the base model, and to the rollout's policy", ("optimize/kl_base", "optimize/kl_epoch"), "nats"),
         ("Norm of the gradient", ("optimize/grad_norm",), "norm"),
         ("Learning rate", ("optimize/lr",), "per update"),
     ),
@@ -54,7 +54,7 @@ _COMPARED = (
     "eval/heldout/*_exact",
     "reward/mean",
     "monitor/*_mean",
-    "optimize/kl",
+    "optimize/kl_base",
     "time/optimize_s",
 )
 
@@ -62,8 +62,8 @@ _COMPARED = (
 def progress(run: RunReport) -> Markup | str:
     """Return the small chart of the headline: the weighted reward of rollouts and evaluations."""
     names = {"heldout": "held-out prompts", "train": "train prompts", "rollout": "rollouts"}
-    found = {name: run.curves[f"{ACHIEVED}/{key}"] for key, name in names.items() if f"{ACHIEVED}/{key}" in run.curves}
-    return charts.lines("Weighted reward", found, along="epoch", unit="reward") if found else ""
+    curves = {name: run.curves[f"{ACHIEVED}/{key}"] for key, name in names.items() if f"{ACHIEVED}/{key}" in run.curves}
+    return charts.lines("Weighted reward", curves, along="epoch", unit="reward") if curves else ""
 
 
 def sections_of(run: RunReport) -> dict[str, list[Markup]]:
@@ -71,9 +71,9 @@ def sections_of(run: RunReport) -> dict[str, list[Markup]]:
     sections: dict[str, list[Markup]] = {}
     for section, entries in _CHARTS.items():
         for title, patterns, unit in entries:
-            found = {key.partition("/")[2]: run.curves[key] for key in _matching(run, patterns)}
-            if found:
-                drawn = charts.lines(title, found, along=_along(patterns[0]), unit=unit)
+            curves = {key.partition("/")[2]: run.curves[key] for key in _matching(run, patterns)}
+            if curves:
+                drawn = charts.lines(title, curves, along=_along(patterns[0]), unit=unit)
                 sections.setdefault(section, []).append(drawn)
     for title, values, along in (
         ("Rewards of the first and the last epoch", run.rewards, "reward"),
@@ -98,5 +98,5 @@ def _along(key: str) -> str:
 
 
 def _matching(run: RunReport, patterns: Sequence[str]) -> list[str]:
-    found = [key for pattern in patterns for key in sorted(run.curves) if fnmatchcase(key, pattern)]
-    return list(dict.fromkeys(found))
+    keys = [key for pattern in patterns for key in sorted(run.curves) if fnmatchcase(key, pattern)]
+    return list(dict.fromkeys(keys))

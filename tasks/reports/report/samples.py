@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from storage.trajectories.tables import read_rows
-from tasks.metrics.evaluations import SPLITS
-from tasks.metrics.image_grids import strip
-from tasks.metrics.samples import film_of, places_of
-from tasks.metrics.view import RunView
-from tasks.reports.report.headline import SampleScores
-from tasks.specs.turns import turns_of
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.metrics.evaluations import SPLITS
+from flowmill.tasks.metrics.image_grids import strip
+from flowmill.tasks.metrics.samples import film_of, places_of
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.report.headline import SampleScores
+from flowmill.tasks.specs.turns import turns_of
 
 #: Samples shown of the best, of the worst, and of the most changed.
 _SHOWN = 6
@@ -80,9 +80,9 @@ def pairs(
 
     changed = sorted((row for row in both if change(row) > 0), key=lambda row: (-change(row), row.sample_id))
     extremes = _first_of_each(changed, min(_SHOWN, most))
-    wanted = {row.sample_id for row in (*first["heldout"], *first["train"], *extremes)}
+    requested = {row.sample_id for row in (*first["heldout"], *first["train"], *extremes)}
     old, new = (
-        _shots(view, epoch, [rows[sample] for sample in sorted(wanted)], evaluation=True)
+        _shots(view, epoch, [rows[sample] for sample in sorted(requested)], evaluation=True)
         for epoch, rows in ((0, before), (last, after))
     )
 
@@ -105,13 +105,13 @@ def extremes(view: RunView, epoch: int, table: pa.Table) -> tuple[list[Shot], li
     # One sample per prompt: otherwise one easy or hard prompt takes all places. Its worst sample may still be good.
     worst = _first_of_each([row for row in rows if (row.reward or 0.0) < middle], _SHOWN)
     best = _first_of_each([row for row in rows[::-1] if (row.reward or 0.0) > middle], _SHOWN)
-    found = _shots(view, epoch, [*best, *worst], evaluation=False)
-    shown = [[found[row.sample_id] for row in each if row.sample_id in found] for each in (best, worst)]
+    shots = _shots(view, epoch, [*best, *worst], evaluation=False)
+    shown = [[shots[row.sample_id] for row in each if row.sample_id in shots] for each in (best, worst)]
     return shown[0], shown[1]
 
 
-def given_shots(view: RunView) -> list[Shot]:
-    """Return the first given samples, both of a pair; none before they are ingested."""
+def ingested_shots(view: RunView) -> list[Shot]:
+    """Return the first ingested samples, both of a pair; none before they are ingested."""
     data = view.config.data
     entry = None if data is None else view.chain.find(*view.chain.plan.samples_of(0))
     if data is None or entry is None:
@@ -121,8 +121,8 @@ def given_shots(view: RunView) -> list[Shot]:
         _scored(row, ("chosen" if row["reward"] else "rejected") if data.paired else _rated(row["reward"]))
         for row in table
     ]
-    found = _shots(view, 0, rows, evaluation=False)
-    return [found[row.sample_id] for row in rows if row.sample_id in found]
+    shots = _shots(view, 0, rows, evaluation=False)
+    return [shots[row.sample_id] for row in rows if row.sample_id in shots]
 
 
 def _scored(row: Mapping[str, Any], verdict: str) -> SampleScores:
@@ -136,22 +136,22 @@ def _rated(rating: float | None) -> str:
 
 def _first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:
     """Return the first row of each prompt, in order, up to ``most`` rows."""
-    found: dict[str, SampleScores] = {}
+    by_prompt: dict[str, SampleScores] = {}
     for row in rows:
-        found.setdefault(row.prompt_id, row)
-    return list(found.values())[:most]
+        by_prompt.setdefault(row.prompt_id, row)
+    return list(by_prompt.values())[:most]
 
 
 def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluation: bool) -> dict[str, Shot]:
     """Return the samples by id, without those of which neither an image nor a text is stored."""
-    wanted = {row.sample_id for row in rows}
-    if not wanted:
+    requested = {row.sample_id for row in rows}
+    if not requested:
         return {}
     ref = view.chain.require(*view.chain.plan.samples_of(epoch, evaluation=evaluation)).ref
-    places = places_of(view.store, ref, wanted)
-    drawn = view.pictures(epoch, wanted, evaluation=evaluation) if view.config.render is not None else {}
+    places = places_of(view.store, ref, requested)
+    drawn = view.pictures(epoch, requested, evaluation=evaluation) if view.config.render is not None else {}
     conversations = _conversations(view, epoch, evaluation=evaluation)
-    started, fps = view.references(epoch, wanted, evaluation=evaluation), view.config.rollout.media.fps
+    started, fps = view.references(epoch, requested, evaluation=evaluation), view.config.rollout.media.fps
     shots: dict[str, Shot] = {}
     for row in rows:
         shard, number = places[row.sample_id]

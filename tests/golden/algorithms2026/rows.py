@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.maths.conditioning import Conditioning
-from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.algorithms.diffusion import DiffusionModels, ForwardBatch, TransitionBatch
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel
+from flowmill.tasks.algorithms.diffusion import DiffusionModels, ForwardBatch, TransitionBatch
 from tests.golden.given import Given
 from tests.golden.vectors import Vectors
 

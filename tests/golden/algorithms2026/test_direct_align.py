@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.algorithms.climbing import reward_shortfall
-from tasks.algorithms.diffusion import Question, Subjects
-from tasks.algorithms.direct_align import DirectAlign
+from flowmill.tasks.algorithms.climbing import reward_shortfall
+from flowmill.tasks.algorithms.diffusion import Question, Subjects
+from flowmill.tasks.algorithms.direct_align import DirectAlign
 from tests.golden.algorithms2026.rows import check, given, noised
 from tests.golden.vectors import Vectors
 

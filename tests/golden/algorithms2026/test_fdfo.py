@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from models.maths.kernels import CPS
-from models.maths.transitions import Grid
-from tasks.advantages.groups import Normalizer, group_advantages
-from tasks.algorithms.awm import AWM
-from tasks.algorithms.fdfo import FDFO
+from flowmill.models.maths.kernels import CPS
+from flowmill.models.maths.transitions import Grid
+from flowmill.tasks.advantages.groups import Normalizer, group_advantages
+from flowmill.tasks.algorithms.awm import AWM
+from flowmill.tasks.algorithms.fdfo import FDFO
 from tests.golden.algorithms2026.rows import check, given, noised, stepped
 from tests.golden.vectors import Vectors
 

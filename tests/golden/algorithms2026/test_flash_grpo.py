@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.maths.kernels import WanSDE
-from models.maths.transitions import Grid, rectifiers
-from models.maths.transitions import grid_of as every_step
-from tasks.algorithms.flash_grpo import FlashGRPO
+from flowmill.models.maths.kernels import WanSDE
+from flowmill.models.maths.transitions import Grid, rectifiers
+from flowmill.models.maths.transitions import grid_of as every_step
+from flowmill.tasks.algorithms.flash_grpo import FlashGRPO
 from tests.golden.algorithms2026.rows import check, given, stepped
 from tests.golden.given import GivenLogProb
 from tests.golden.vectors import Vectors

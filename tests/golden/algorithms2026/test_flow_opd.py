@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.transitions import Gaussian, Grid
-from tasks.algorithms.base import Algorithm
-from tasks.algorithms.diffusion import DiffusionModels, TransitionBatch
-from tasks.algorithms.grpo import GRPO
-from tasks.algorithms.opd import OnPolicyDistillation
+from flowmill.models.maths.transitions import Gaussian, Grid
+from flowmill.tasks.algorithms.base import Algorithm
+from flowmill.tasks.algorithms.diffusion import DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.algorithms.opd import OnPolicyDistillation
 from tests.golden.algorithms2026.rows import check, given, stepped
 from tests.golden.given import Given, Scored
 from tests.golden.vectors import Vectors

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.advantages.groups import shape_advantages
-from tasks.algorithms.diffusion import ForwardBatch
-from tasks.algorithms.objectives import adaptive_error
-from tasks.algorithms.ram import RAM
-from tasks.algorithms.v_grpo import VGRPO
+from flowmill.tasks.advantages.groups import shape_advantages
+from flowmill.tasks.algorithms.diffusion import ForwardBatch
+from flowmill.tasks.algorithms.objectives import adaptive_error
+from flowmill.tasks.algorithms.ram import RAM
+from flowmill.tasks.algorithms.v_grpo import VGRPO
 from tests.golden.algorithms2026.rows import check, given, noised
 from tests.golden.vectors import Vectors
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.rewards.diversity import nearest_other
-from tasks.advantages.groups import Normalizer, diversity_weighted, group_advantages
-from tasks.advantages.uncertainty import uncertain, win_rates
+from flowmill.models.rewards.diversity import nearest_other
+from flowmill.tasks.advantages.groups import Normalizer, diversity_weighted, group_advantages
+from flowmill.tasks.advantages.uncertainty import uncertain, win_rates
 from tests.golden.vectors import Vectors
 
 Open = Callable[[str], tuple[Vectors, dict[str, Any]]]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.maths.kernels import CPS, DanceSDE
-from models.maths.transitions import FlowSDE, Grid, Kernel
+from flowmill.models.maths.kernels import CPS, DanceSDE
+from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel
 from tests.golden.algorithms2026.rows import check
 from tests.golden.vectors import Vectors
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.maths.transitions import Grid
-from tasks.algorithms.reward_gradient import RewardGradient
+from flowmill.models.maths.transitions import Grid
+from flowmill.tasks.algorithms.reward_gradient import RewardGradient
 from tests.golden.algorithms2026.rows import check, given, noised
 from tests.golden.vectors import Vectors
 

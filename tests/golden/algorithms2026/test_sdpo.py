@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.algorithms.base import RowLoss
-from tasks.algorithms.dpo import DPO
-from tasks.algorithms.objectives import loser_share
+from flowmill.tasks.algorithms.base import RowLoss
+from flowmill.tasks.algorithms.dpo import DPO
+from flowmill.tasks.algorithms.objectives import loser_share
 from tests.golden.algorithms2026.rows import check, given, noised
 from tests.golden.vectors import Vectors
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.advantages.groups import Normalizer, group_advantages
+from flowmill.tasks.advantages.groups import Normalizer, group_advantages
 
 NORMALIZERS = {
     "verl_grpo_": Normalizer(unbiased=True, epsilon=1e-6),

@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.advantages.estimators import GAE, Earned, Estimated, Estimator, LeaveOneOut, Reinforce, ReinforcePlusPlus
-from tasks.advantages.tokens import (
+from flowmill.tasks.advantages.estimators import (
+    GAE,
+    Earned,
+    Estimated,
+    Estimator,
+    LeaveOneOut,
+    Reinforce,
+    ReinforcePlusPlus,
+)
+from flowmill.tasks.advantages.tokens import (
     adapted_kl_coef,
     explained_variance,
     gae,
@@ -18,7 +26,7 @@ from tasks.advantages.tokens import (
     token_rewards,
     whitened,
 )
-from tasks.algorithms.token_objectives import clipped_value_loss, masked_mean, masked_sum, token_kl
+from flowmill.tasks.algorithms.token_objectives import clipped_value_loss, masked_mean, masked_sum, token_kl
 from tests.golden.tokens.test_token_losses import Case, cases, folder
 
 __all__ = ["folder"]

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError
-from configs.registry import create
-from models.maths.tokens import log_probs_and_entropy, token_log_probs
-from tasks.algorithms import TOKEN_ALGORITHMS
-from tasks.algorithms.objectives import clipped_surrogate
-from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
-from tasks.algorithms.token_objectives import masked_mean, masked_sum, token_kl
-from tasks.algorithms.tokens import TokenBatch
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.models.maths.tokens import log_probs_and_entropy, token_log_probs
+from flowmill.tasks.algorithms import TOKEN_ALGORITHMS
+from flowmill.tasks.algorithms.objectives import clipped_surrogate
+from flowmill.tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
+from flowmill.tasks.algorithms.token_objectives import masked_mean, masked_sum, token_kl
+from flowmill.tasks.algorithms.tokens import TokenBatch
 
 DATA = Path(__file__).parent / "data"
 #: Of TRL: loss type -> how rows are normalized.
@@ -58,6 +58,8 @@ def cases(folder: Path, file: str, *beginnings: str) -> dict[str, Case]:
 
 class Given:
     """The interface of a model for an algorithm: log-probs of given logits, position by position."""
+
+    measures = False
 
     def __init__(self, case: Case) -> None:
         self.logits = case.tensor("logits").requires_grad_()

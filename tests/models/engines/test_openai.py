@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from configs.base import Component
-from configs.errors import ConfigError, EngineError
-from models.engines import engine_identity, make_engine
-from models.engines.base import Asked
-from models.engines.openai import OpenAI
-from models.maths.generation import Sampling
+from flowmill.configs.base import Component
+from flowmill.configs.errors import ConfigError, EngineError
+from flowmill.models.engines import engine_identity, make_engine
+from flowmill.models.engines.base import CompletionRequest
+from flowmill.models.engines.openai import OpenAI
+from flowmill.models.maths.generation import TokenSampling
 from tests.support.engines import Engine, engine_of
 from tests.support.language_models import write_language_model
 
@@ -44,13 +44,13 @@ def made(server: Engine, **options: Any) -> OpenAI:
     return OpenAI(**{"endpoint": server.url, "model": "tiny", "patience_s": 0.0, "timeout_s": 20.0, **options})
 
 
-def asked_of(server: Engine, **sampling: Any) -> Asked:
+def asked_of(server: Engine, **sampling: Any) -> CompletionRequest:
     eos = server.policy.eos
     about: dict[str, Any] = {"max_new": 4, "temperature": 0.7, "eos": eos, **sampling}
-    return Asked(
+    return CompletionRequest(
         prompts=PROMPTS,
         starts=[len(prompt) for prompt in PROMPTS],
-        sampling=Sampling(**about),
+        sampling=TokenSampling(**about),
         stop=(),
         vocabulary=server.policy.vocabulary,
         seeds=[3, 4, (1 << 63) - 1],

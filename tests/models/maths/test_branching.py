@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.branching import branch
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Sampler, grid_at
-from models.maths.schedules import BranchEveryStep
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE, FlowSDE
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.parts import Part
-from models.policies.sd3 import SD3
+from flowmill.models.maths.branching import branch
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Sampler, grid_at
+from flowmill.models.maths.schedules import BranchEveryStep
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE, FlowSDE
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd3 import SD3
 
 PROMPTS = ['"12"', '"34"', '"56"']
 STEPS = 5

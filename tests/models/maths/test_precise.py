@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.kernels import CPS, DanceSDE, Precise
-from models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, grid_of
+from flowmill.models.maths.kernels import CPS, DanceSDE, Precise
+from flowmill.models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, grid_of
 
 Noise = Literal["flow", "dance"]
 
@@ -50,12 +50,12 @@ def test_it_is_the_sde_with_the_image_held_fixed(noise: Noise, level: float, sig
 def test_it_is_cps_with_noise_that_depends_on_the_step(noise: Noise) -> None:
     kernel = Precise(0.5, noise)
     for sigma, following in ((0.9, 0.7), (0.5, 0.45), (0.3, 0.05)):
-        rho = float(kernel.kept(grid(vector(sigma), vector(following))))
+        rho = float(kernel.rho_of(grid(vector(sigma), vector(following))))
         same = CPS(2 / math.pi * math.asin(math.sqrt(1 - rho**2)))
         ours, theirs = (stepped(each, sigma, following, 0.4, 1.1) for each in (kernel, same))
         torch.testing.assert_close((ours.mean, ours.std), (theirs.mean, theirs.std))
     # Two short steps keep as much of the noise as a long one.
-    rho = [float(kernel.kept(grid(vector(a), vector(b)))) for a, b in ((0.8, 0.5), (0.8, 0.6), (0.6, 0.5))]
+    rho = [float(kernel.rho_of(grid(vector(a), vector(b)))) for a, b in ((0.8, 0.5), (0.8, 0.6), (0.6, 0.5))]
     assert rho[0] == pytest.approx(rho[1] * rho[2], rel=1e-12)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.preferences import bradley_terry, davidson, expected_preference
+from flowmill.models.maths.preferences import bradley_terry, davidson, expected_preference
 
 DIFFERENCES = torch.tensor([-3.0, -0.5, 0.0, 0.2, 2.0], dtype=torch.float64)
 TIE = torch.tensor(0.3, dtype=torch.float64)

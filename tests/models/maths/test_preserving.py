@@ -9,11 +9,11 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor
 
-from models.maths.guidance import rescaled_guided
-from models.maths.kernels import FlowDDIM
-from models.maths.preserving import PREDICTIONS, Preserving, flow_length, flow_sigma
-from models.maths.sampling import replay
-from models.maths.transitions import Grid, expand, predictions
+from flowmill.models.maths.guidance import rescaled_guided
+from flowmill.models.maths.kernels import FlowDDIM
+from flowmill.models.maths.preserving import PREDICTIONS, Preserving, flow_length, flow_sigma
+from flowmill.models.maths.sampling import replay
+from flowmill.models.maths.transitions import Grid, expand, predictions
 
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "clip_sample": False}
 ENDS_IN_NOISE = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}

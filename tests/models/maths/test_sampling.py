@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.branching import branch
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Rollout, Sampler, grid_at, ode_plan, replay, sample
-from models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, Steps
-from models.maths.solvers import DPMSolver2M, Euler
-from models.maths.transitions import FlowSDE, Grid
-from tasks.modalities.media import decode_in_slices
+from flowmill.models.maths.branching import branch
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Rollout, Sampler, grid_at, ode_plan, replay, sample
+from flowmill.models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, Steps
+from flowmill.models.maths.solvers import DPMSolver2M, Euler
+from flowmill.models.maths.transitions import FlowSDE, Grid
+from flowmill.tasks.modalities.media import decode_in_slices
 
 SIGMAS = torch.tensor([1.0, 0.85, 0.6, 0.3, 0.0])
 LATENTS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))

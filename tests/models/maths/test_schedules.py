@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import ConfigError
-from configs.registry import create
-from configs.schema import RunConfig
-from models.maths import KERNELS, PLANS
-from models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
-from tasks.checks.check import check_config
-from tasks.inputs.components import open_trajectory_store
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths import KERNELS, PLANS
+from flowmill.models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
 
 

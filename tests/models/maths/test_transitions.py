@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from configs.errors import ConfigError
-from configs.registry import create
-from models.maths import KERNELS
-from models.maths.schedules import AllSteps
-from models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, gaussian_kl, log_ratio
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.models.maths import KERNELS
+from flowmill.models.maths.schedules import AllSteps
+from flowmill.models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, gaussian_kl, log_ratio
 
 ROWS = torch.tensor([1.0, 0.75, 0.5, 0.25], dtype=torch.float64)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.policies.attention_masks import WholeMasks
-from models.policies.compute_meter import forward_flops
-from models.quickstart.tiny import build_tiny
+from flowmill.models.policies.attention_masks import WholeMasks
+from flowmill.models.policies.compute_meter import forward_flops
+from flowmill.models.quickstart.tiny import build_tiny
 
 
 @pytest.mark.parametrize("device", ["fake", "meta"])

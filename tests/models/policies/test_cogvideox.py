@@ -11,18 +11,18 @@ import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline
 
-from configs.errors import ConfigError
-from models.library_loading import quiet_libraries
-from models.maths.conditioning import Conditioning
-from models.maths.kernels import FlowDDIM
-from models.maths.preserving import PREDICTIONS, Preserving, flow_sigma
-from models.maths.sampling import Sampler, ode_plan, replay, sample
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE, Grid, expand
-from models.policies.cogvideox import CogVideoX
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.quickstart.tiny import build_tiny
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.kernels import FlowDDIM
+from flowmill.models.maths.preserving import PREDICTIONS, Preserving, flow_sigma
+from flowmill.models.maths.sampling import Sampler, ode_plan, replay, sample
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE, Grid, expand
+from flowmill.models.policies.cogvideox import CogVideoX
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.tiny import build_tiny
 
 PROMPTS = ["a red cube", "two cats and a dog in the photo"]
 PUBLISHED = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from configs.schema import RunConfig
-from models.policies import compute_meter
-from models.policies.compute_meter import Meter, forward_flops
-from tasks.metrics.speed import epoch_speeds, in_words
-from tasks.metrics.tracked import epoch_content
-from tasks.runtime.host import ModelHost
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies import compute_meter
+from flowmill.models.policies.compute_meter import Meter, forward_flops
+from flowmill.tasks.metrics.speed import epoch_speeds, in_words
+from flowmill.tasks.metrics.tracked import epoch_content
+from flowmill.tasks.runtime.host import ModelHost
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]

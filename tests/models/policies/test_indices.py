@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.policies.pipeline_index import (
+from flowmill.models.policies.pipeline_index import (
     CLASSIC,
     MODULAR,
     component_entry,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import ConfigError, EngineError
-from models.engines.local import Local
-from models.maths.generation import Completion, Sampling, generate, reading_once
-from models.policies.janus import LEAST_SCALE, Janus, JanusSettings, TrainableJanus
-from models.policies.parts import Part
-from models.weights.lora import LoraSpec, within
-from tasks.modalities.tokens.gap import check_gap
+from flowmill.configs.errors import ConfigError, EngineError
+from flowmill.models.engines.local import LocalEngine
+from flowmill.models.maths.generation import Completion, TokenSampling, generate, reading_once
+from flowmill.models.policies.janus import LEAST_SCALE, Janus, JanusSettings, TrainableJanus
+from flowmill.models.policies.parts import Part
+from flowmill.models.weights.lora import LoraSpec, within
+from flowmill.tasks.modalities.tokens.gap import check_gap
 from tests.support.unified_models import write_unified_model
 
 #: Prompts of two lengths: begin, characters, begin of image.
@@ -40,7 +40,7 @@ def drawn(policy: Janus, *, greedy: bool, distinct: int = 3) -> list[Completion]
     return generate(
         reading_once(policy.next_logits, distinct),
         PROMPTS,
-        Sampling(max_new=TOKENS, temperature=1.0, eos=policy.eos),
+        TokenSampling(max_new=TOKENS, temperature=1.0, eos=policy.eos),
         width=9,
         uniforms=None if greedy else lambda position: uniforms[:, position],
         device=torch.device("cpu"),
@@ -132,7 +132,7 @@ def test_guidance_may_round_as_much_more_as_its_scale(folder: Path) -> None:
     for scale, refused in ((1.0, True), (5.0, False)):
         policy = loaded(folder, scale, dtype=torch.bfloat16)
         with pytest.raises(EngineError) if refused else nullcontext():
-            check_gap(Local(), policy, [3], drawn_ones, [torch.tensor([-1.5])])
+            check_gap(LocalEngine(), policy, [3], drawn_ones, [torch.tensor([-1.5])])
 
 
 def test_a_folder_without_the_tokens_of_images_is_refused(tmp_path: Path) -> None:

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
+from transformers import AutoModelForCausalLM, Cache, GPT2Config, LlamaForCausalLM, Phi3Config
 
-from configs.errors import ConfigError
-from models.engines.local import BOUNDS
-from models.maths.generation import Sampling, generate, reading_once
-from models.maths.tokens import token_log_probs
-from models.memory.language_architectures import check_class, meta_language_model
-from models.policies.attention import LANGUAGE_BACKENDS
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.language_classes import attention_of, check_causal
-from models.policies.language_model_folders import context_length
-from models.quickstart.addition import tiny_model
+from flowmill.configs.errors import ConfigError
+from flowmill.models.engines.local import BOUNDS
+from flowmill.models.maths.generation import TokenSampling, generate, reading_once
+from flowmill.models.maths.tokens import token_log_probs
+from flowmill.models.memory.language_architectures import check_class, meta_language_model
+from flowmill.models.policies.attention import LANGUAGE_BACKENDS
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.language_classes import attention_of, cache_name, check_causal
+from flowmill.models.policies.language_model_folders import context_length
+from flowmill.models.quickstart.addition import tiny_model
 from tests.support.causal_classes import TYPES, VOCABULARY, tiny_config
 
 #: Types that are refused, and what is said of each.
@@ -29,8 +29,9 @@ REFUSED = {
     **dict.fromkeys(("trocr", "whisper"), "takes no positions"),
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), "counts positions from the id"),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), "counts positions from the id"),
-    **dict.fromkeys(("deepseek_v4", "falcon_mamba", "mamba", "mamba2", "minimax", "openai-gpt"), "has no cache"),
-    **dict.fromkeys(("reformer", "rwkv", "xlm", "xlnet", "xlstm"), "has no cache"),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlnet", "xlstm"), "takes no positions"),
+    **dict.fromkeys(("deepseek_v4", "minimax", "openai-gpt"), "has no cache"),
+    **dict.fromkeys(("reformer", "xlm"), "has no cache"),
 }
 PROMPTS = ((1, 5, 9, 30), (1, 5, 9, 30), (1, 7, 3, 21, 44, 8, 50, 13, 6, 40), (1, 60))
 NEW = 14
@@ -58,7 +59,7 @@ def test_what_is_drawn_is_what_the_forward_says_or_the_class_is_refused(name: st
     found = generate(
         reading_once(policy.next_logits, 3),
         PROMPTS,
-        Sampling(max_new=NEW, temperature=1.0, eos=frozenset()),
+        TokenSampling(max_new=NEW, temperature=1.0, eos=frozenset()),
         width=12,
         uniforms=lambda position: uniforms[:, position],
         device=torch.device("cpu"),
@@ -108,7 +109,7 @@ def test_attention_is_what_the_class_has() -> None:
 
 def test_a_class_that_cannot_be_made_or_used_is_refused_from_its_config(tmp_path: Path) -> None:
     tiny_config("mamba").save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="holds a MambaForCausalLM that has no cache"):
+    with pytest.raises(ConfigError, match="holds a MambaForCausalLM that takes no positions"):
         check_class(tmp_path, None)
     tiny_config("roberta").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"critic\.path .* holds a RobertaModel that counts positions"):
@@ -116,6 +117,17 @@ def test_a_class_that_cannot_be_made_or_used_is_refused_from_its_config(tmp_path
     GPT2Config(n_embd=30, n_head=4, n_layer=1, vocab_size=8, n_positions=8).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="cannot be loaded: `embed_dim` must be divisible"):
         check_class(tmp_path, None)
+
+
+def test_the_cache_has_the_name_that_the_library_gives_it() -> None:
+    out = tiny_model(0)(torch.ones(1, 2, dtype=torch.int64), use_cache=True)
+    assert [name for name, value in out.items() if isinstance(value, Cache)] == [cache_name()]
+
+
+def test_a_name_that_the_library_no_longer_has_is_said_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda model, input_ids, places=None: None)
+    with pytest.raises(ConfigError, match=r"transformers [\d.]+ is installed, whose language models take other arg"):
+        check_causal(Path("lm"), tiny_model(0))
 
 
 def test_two_rotary_tables_are_a_model_of_the_first_ones_length() -> None:

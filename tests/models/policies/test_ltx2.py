@@ -12,15 +12,15 @@ import torch
 from diffusers import LTX2Pipeline
 from diffusers.pipelines.ltx2 import LTX2VocoderWithBWE
 
-from configs.errors import ConfigError
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Sampler, ode_plan, sample
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE
-from models.policies.diffusion import DiffusionSettings
-from models.policies.ltx2 import LTX2
-from models.policies.parts import Part
-from models.quickstart.tiny import build_tiny
+from flowmill.configs.errors import ConfigError
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.ltx2 import LTX2
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.tiny import build_tiny
 
 PROMPTS = ["a red cube", "two cats and a dog in the photo"]
 
@@ -80,7 +80,7 @@ def test_both_media_are_the_pipelines_with_a_scale_of_guidance_each(
     conditioning = Conditioning(policy.encode(PROMPTS), policy.encode(["a sign"] * 2))
     start = policy.initial_latents([torch.Generator().manual_seed(row) for row in range(2)])
     # 9 frames are two of latents of 2 x 2, and at 12 a second 0.75 s of sound, of which a latent is 40 ms.
-    assert policy.modalities() == {"video": 8, "audio": 19}
+    assert [part.shape[1] for part in policy.apart(start)] == [8, 19]
     assert start.shape == (2, 27, 16)
     sampler, plans = Sampler(kernel=ODE(), solver=Euler()), [ode_plan()] * 2
 

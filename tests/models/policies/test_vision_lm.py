@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import ConfigError
-from models.policies.base import PolicySettings
-from models.policies.parts import Part
-from models.policies.pictures import load_processor, pictures_of
-from models.policies.vision_lm import VisionLM
-from models.weights.lora import LoraSpec
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pictures import load_processor, pictures_of
+from flowmill.models.policies.vision_lm import VisionLM
+from flowmill.models.weights.lora import LoraSpec
 from tests.support.vision_classes import CLASSES
 from tests.support.vision_gaps import (
     CHOICES,

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.policies.diffusion import DiffusionSettings
-from models.policies.flux1 import Flux1Kontext
-from models.policies.parts import Part
-from models.quickstart import vision
-from models.quickstart.corpus import digit_pairs
-from models.quickstart.edits import _TEXTS, DigitEditsBuilder, _edits
-from models.quickstart.vision import LEFT, RIGHT, DigitEnhancerBuilder
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.flux1 import Flux1Kontext
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart import vision
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.quickstart.edits import _TEXTS, DigitEditsBuilder, _edits
+from flowmill.models.quickstart.vision import LEFT, RIGHT, DigitEnhancerBuilder
 
 
 def test_a_text_of_the_first_mark_changes_its_side_and_others_change_nothing() -> None:

@@ -6,14 +6,16 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from configs.load import load_config
-from models.quickstart.looker import LookerBuilder, _Looks
-from models.quickstart.vision import image_processor
-from tasks.modalities.tokens.comments import Comments
-from tasks.modalities.tokens.run_prompts import prompts_in
+from flowmill.configs.load import load_config
+from flowmill.models.quickstart.looker import LookerBuilder, _Looks
+from flowmill.models.quickstart.vision import image_processor
+from flowmill.tasks.modalities.tokens.comments import Comments
+from flowmill.tasks.modalities.tokens.run_prompts import prompts_in
 
 
+@pytest.mark.slow
 def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path) -> None:
     LookerBuilder(accuracy=0.0).build(tmp_path, lambda *_: None)
     config = load_config("tiny_agent_sees", [f"model.path={tmp_path}", "model.build=null"])
@@ -23,7 +25,7 @@ def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path) -> None:
     assert prompts.pictures is not None
     image = prompts.pictures.number("image", lambda: np.full((16, 32, 3), 255, np.uint8))
     corpus = _Looks(image_processor(), 0)
-    asked = corpus.asked(random.Random(0), 7)
+    asked = corpus.requested(random.Random(0), 7)
     _, before, answer = corpus.looked(7, asked, accepts=True)
     first = prompts.tokenizer(f'("{asked}")<eos>', add_special_tokens=False).input_ids
     goes_on = Comments(prompts, config.render.turns).after(first, "", [image])

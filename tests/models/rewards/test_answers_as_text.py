@@ -17,16 +17,16 @@ import httpx
 import numpy as np
 import pytest
 
-from configs.answers import json_of, text_of
-from configs.errors import ConfigError, FlowmillError, RewardError
-from configs.rewards import ServerSection
-from flows.api import named_server
-from models.engines.openai import OpenAI
-from models.rewards.chat_answers import Answer, first_token, read_answer
-from models.rewards.remote import RemoteReward
-from models.rewards.vlm import VlmJudge
-from models.serving.http_client import bounded_client
-from tasks.tracking.client import open_client
+from flowmill.configs.answers import json_of, text_of
+from flowmill.configs.errors import ConfigError, FlowmillError, RewardError
+from flowmill.configs.rewards import ServerSection
+from flowmill.flows.api import named_server
+from flowmill.models.engines.openai import OpenAI
+from flowmill.models.rewards.chat_answers import Answer, first_token, read_answer
+from flowmill.models.rewards.remote import RemoteReward
+from flowmill.models.rewards.vlm import VlmJudge
+from flowmill.models.serving.http_client import bounded_client
+from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT
 
 #: Every codec of Python, and some names that are none.
@@ -123,7 +123,7 @@ def prefect(url: str) -> None:
 def test_a_refusal_in_any_charset_is_a_message(
     asked: str, status: int, charset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
+    monkeypatch.setattr("flowmill.models.rewards.vlm._RETRIES", 0)
     begun = time.monotonic()
     with saying(status, charset, b"a" * 200_000) as url, pytest.raises((FlowmillError, ConnectionError)) as caught:
         ASKED[asked](url)

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from models.rewards.base import Batch, joined
-from models.rewards.errors import Origin
+from flowmill.models.rewards.base import Batch, joined
+from flowmill.models.rewards.errors import Origin
 
 
 def batch_of(rows: range) -> Batch:

@@ -17,14 +17,14 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from models.rewards.factory import make_reward
-from models.rewards.service import wire
-from models.rewards.service.app import Served, make_app
-from models.rewards.testing import samples
-from models.serving import guarded, messages
-from models.serving.batching import Limits
-from models.serving.guarded import METRICS
-from tasks.execution.serve_reward import ServeRequest, reward_app
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.service.app import Served, make_app
+from flowmill.models.rewards.testing import samples
+from flowmill.models.serving import guarded, messages
+from flowmill.models.serving.batching import Limits
+from flowmill.models.serving.guarded import METRICS
+from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
 
 NAME, SLOW = "constant", "tests.models.rewards.test_reward_server:Slow"
@@ -210,7 +210,9 @@ def test_a_page_of_another_origin_is_not_answered(
 
 
 #: The command with less patience for what is being scored.
-_SERVE = "import flows.cli.http_server as serve; serve._GRACE_S = 1; from flows.cli import main; main()"
+_SERVE = (
+    "import flowmill.flows.cli.http_server as serve; serve._GRACE_S = 1; from flowmill.flows.cli import main; main()"
+)
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import CLIPModel, CLIPProcessor
 
-from configs.errors import ConfigError, RewardError
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import Handling, score
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import Handling, score
 from tests.support.clip import write_clip, write_head
 
 PROMPTS = ["a red bicycle", "two cats, asleep " * 40, ""]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.policies.parts import Part
-from models.rewards import device_placement
-from models.rewards.device_placement import Placed, modules_of
-from models.rewards.factory import MadeRewards
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.parts import Part
+from flowmill.models.rewards import device_placement
+from flowmill.models.rewards.device_placement import Placed, modules_of
+from flowmill.models.rewards.factory import RewardCache
 from tests.support.inside import execution_of, prepare
 
 DEVICE = torch.device("meta")
@@ -82,8 +82,8 @@ def test_models_of_rewards_that_are_asked_count_too() -> None:
 def test_models_of_rewards_leave_when_a_stage_of_the_policy_begins(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host, made = execution_of(prepare(make_config())).host, MadeRewards()
-    monkeypatch.setattr("models.rewards.factory._make", lambda section: Scorer())
+    host, made = execution_of(prepare(make_config())).host, RewardCache()
+    monkeypatch.setattr("flowmill.models.rewards.factory._make", lambda section: Scorer())
     host.rewards = made
     reward: Any = host.rewards.of(RewardSection(name="jpeg_compressibility"))
     parts = frozenset({Part.DENOISER})

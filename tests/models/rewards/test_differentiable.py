@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from transformers import CLIPImageProcessor
 
-from models.quickstart.corpus import digit_pairs
-from models.rewards import REWARDS
-from models.rewards.differentiable import is_differentiable, processed
-from models.rewards.factory import make_reward
+from flowmill.models.quickstart.corpus import digit_pairs
+from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards.differentiable import is_differentiable, processed
+from flowmill.models.rewards.factory import make_reward
 from tests.support.clip import write_clip, write_head, write_latent_head
 from tests.support.judged import write_fitted
 from tests.support.published_rewards import write_dina, write_image_reward, write_open_clip
@@ -90,7 +90,7 @@ def given(name: str) -> tuple[np.ndarray, torch.Tensor]:
 
 
 def test_those_that_declare_it() -> None:
-    from configs.registry import resolve
+    from flowmill.configs.registry import resolve
 
     assert {name for name in REWARDS if is_differentiable(resolve(REWARDS, name, label="reward"))} == FOLLOWED
 

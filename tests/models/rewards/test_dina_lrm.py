@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError
-from models.rewards.dina_lrm import RewardHead
-from models.rewards.factory import make_reward
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.dina_lrm import RewardHead
+from flowmill.models.rewards.factory import make_reward
 from tests.support.published_rewards import write_dina
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.errors import ConfigError, RewardError
-from models.rewards.base import Batch, Scores, declare
-from models.rewards.factory import FunctionReward, make_reward, needs_of
-from models.rewards.invocation import score
-from models.rewards.pairwise import win_rates
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.models.rewards.base import Batch, Scores, declare
+from flowmill.models.rewards.factory import FunctionReward, make_reward, needs_of
+from flowmill.models.rewards.invocation import score
+from flowmill.models.rewards.pairwise import win_rates
 from tests.support.chat import Endpoint, says, serving
 
 pytest.importorskip("regex", reason="flowmill[vlm] is not installed")

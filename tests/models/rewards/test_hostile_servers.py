@@ -16,14 +16,14 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from configs.errors import FlowmillError, RewardError
-from configs.rewards import ServerSection
-from models.rewards.base import Needs
-from models.rewards.remote import RemoteReward
-from models.rewards.service import wire
-from models.rewards.testing import samples
-from models.rewards.vlm import VlmJudge
-from models.serving import messages
+from flowmill.configs.errors import FlowmillError, RewardError
+from flowmill.configs.rewards import ServerSection
+from flowmill.models.rewards.base import Needs
+from flowmill.models.rewards.remote import RemoteReward
+from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.testing import samples
+from flowmill.models.rewards.vlm import VlmJudge
+from flowmill.models.serving import messages
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ _HOSTILE = {
 @pytest.mark.parametrize("label", _HOSTILE)
 def test_answers_of_servers_and_judges_are_bounded(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, said = _HOSTILE[label]
-    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
+    monkeypatch.setattr("flowmill.models.rewards.vlm._RETRIES", 0)
     begun = time.monotonic()
     with answering(answer) as url:
         server = ServerSection(url=url, timeout_s=1.0, patience_s=0.5)
@@ -121,7 +121,7 @@ def test_answers_of_servers_and_judges_are_bounded(label: str, monkeypatch: pyte
     ids=["deep", "a list", "choices", "content", "message"],
 )
 def test_what_is_no_answer_of_a_judge_is_an_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
+    monkeypatch.setattr("flowmill.models.rewards.vlm._RETRIES", 0)
     batch = samples(1)
     with answering(_send(body)) as url, pytest.raises((RewardError, ConnectionError)):
         VlmJudge(model="m", endpoint=f"{url}/v1", timeout_s=5.0).score(batch.media, batch.prompts, batch.metadata)

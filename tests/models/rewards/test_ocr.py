@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import score
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import score
 
 pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
 font_manager = pytest.importorskip("matplotlib.font_manager", reason="the fonts are matplotlib's")

@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, BertTokenizer, CLIPProcessor
 
-from configs.errors import ConfigError, RewardError
-from models.rewards.answer_parsing import token_grid
-from models.rewards.base import Batch, perfect_score
-from models.rewards.factory import make_reward
-from models.rewards.geneval import COLORS, NAMES, Found, _by_class, meets, met_share, relations
-from models.rewards.invocation import score
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.models.rewards.answer_parsing import token_grid
+from flowmill.models.rewards.base import Batch, perfect_score
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.geneval import COLORS, NAMES, Detection, _by_class, meets, met_share, relations
+from flowmill.models.rewards.invocation import score
 from tests.support.chat import says, serving
 from tests.support.clip import write_clip
 from tests.support.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
@@ -136,8 +136,8 @@ def test_images_have_about_256_tokens(size: tuple[int, int], expected: tuple[int
     assert token_grid(*size, least=256 * 28**2, most=256 * 28**2) == expected
 
 
-def thing(left: float, top: float, size: float = 10) -> Found:
-    return Found(np.array([left, top, left + size, top + size]), np.ones((1, 1), bool))
+def thing(left: float, top: float, size: float = 10) -> Detection:
+    return Detection(np.array([left, top, left + size, top + size]), np.ones((1, 1), bool))
 
 
 def colored(*colors: str) -> Any:
@@ -170,7 +170,7 @@ def dog(relation: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_the_rules_by_hand(
-    about: dict[str, Any], objects: dict[str, list[Found]], colors: Sequence[str], strict: bool, share: float
+    about: dict[str, Any], objects: dict[str, list[Detection]], colors: Sequence[str], strict: bool, share: float
 ) -> None:
     met, why = meets(about, objects, colored(*colors))
     assert met is strict
@@ -213,7 +213,7 @@ def test_colors_are_told_by_clip_on_cut_outs(tmp_path: Path, images: np.ndarray)
     assert perfect_score(made) == 1.0
     mask = np.zeros((48, 64), bool)
     mask[10:30, 10:40] = True
-    found = Found(np.array([10, 10, 40, 30]), mask)
+    found = Detection(np.array([10, 10, 40, 30]), mask)
     assert set(made._colors_of(images[0], [found, found], "cat")) <= set(COLORS)
     about = {"tag": "single_object", "include": [CAT]}
     scores = score(made, "geneval", batch(images, about, about, about))

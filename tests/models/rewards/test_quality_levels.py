@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from transformers import LlavaProcessor
 
-from configs.errors import ConfigError
-from models.rewards.quality_levels import LEVELS, QualityLevels
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.quality_levels import LEVELS, QualityLevels
 from tests.support.vlm import WORDS, write_vlm
 
 IMAGES = np.random.default_rng(5).integers(0, 256, (3, 24, 32, 3), dtype=np.uint8)

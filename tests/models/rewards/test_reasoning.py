@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from configs.errors import ConfigError
-from models.rewards.factory import check_reward, make_reward
-from models.rewards.reasoning import ReasoningGym
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.factory import check_reward, make_reward
+from flowmill.models.rewards.reasoning import ReasoningGym
 from tests.conftest import ROOT
 
 ROWS = [json.loads(line) for line in (ROOT / "configs/prompts/reasoning-heldout.jsonl").read_text().splitlines()]
@@ -19,7 +19,7 @@ TRAIN = [json.loads(line) for line in (ROOT / "configs/prompts/reasoning-train.j
 
 
 def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("configs.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("flowmill.configs.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flowmill\[reasoning\]"):
         make_reward("reasoning_gym", {}, device=None)
 
@@ -40,7 +40,7 @@ def test_the_verifier_of_the_task_gets_the_last_answer_and_the_entry(monkeypatch
 
         return score
 
-    monkeypatch.setattr("models.rewards.reasoning.require_extra", lambda *_, **__: None)
+    monkeypatch.setattr("flowmill.models.rewards.reasoning.require_extra", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(get_score_answer_fn=verifier))
     texts = ["<answer>1</answer> no, <answer> 4\n</answer>", "<answer>5</answer>", "4", ""]
     about = {"dataset": "chain_sum", "answer": "4", "entry": '{"num_terms": 2}'}

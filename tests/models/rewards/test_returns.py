@@ -12,15 +12,15 @@ import pandas as pd
 import pytest
 import torch
 
-from configs.errors import ConfigError, RewardError
-from configs.registry import resolve
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.rewards import REWARDS
-from models.rewards.base import Batch, Needs, Scores
-from models.rewards.factory import FunctionReward, make_reward, needs_of
-from models.rewards.invocation import Handling, needs_of_made, score
-from tasks.modalities.modality import make_kind
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.registry import resolve
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards.base import Batch, Needs, Scores
+from flowmill.models.rewards.factory import FunctionReward, make_reward, needs_of
+from flowmill.models.rewards.invocation import Handling, declared_needs, score
+from flowmill.tasks.modalities.modality import make_kind
 from tests.support.language_models import texts_data
 
 TEXTS = np.array(["one", "two"], object)
@@ -167,4 +167,4 @@ def test_rewards_of_the_table_say_what_they_score(name: str) -> None:
     ],
 )
 def test_a_made_reward_needs_what_its_options_say(name: str, options: dict[str, Any]) -> None:
-    assert needs_of_made(make_reward(name, options)) == needs_of(name, options) != Needs()
+    assert declared_needs(make_reward(name, options)) == needs_of(name, options) != Needs()

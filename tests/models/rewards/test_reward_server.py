@@ -15,20 +15,20 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from configs.errors import ConfigError, RewardError
-from configs.rewards import RewardSection, ServerSection
-from configs.schema import RunConfig
-from models.rewards.base import Batch, Needs, Scores
-from models.rewards.factory import check_section, make_reward, works_on_accelerator
-from models.rewards.invocation import Handling, score
-from models.rewards.remote import RemoteReward
-from models.rewards.service import wire
-from models.rewards.service.app import Served
-from models.rewards.testing import CONTRACT, Check, samples
-from models.serving import messages
-from models.serving.batching import Batcher, Limits, Metrics
-from models.serving.guarded import METRICS
-from tasks.checks.try_rewards import try_rewards
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.rewards import RewardSection, ServerSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.base import Batch, Needs, Scores
+from flowmill.models.rewards.factory import check_section, make_reward, works_on_accelerator
+from flowmill.models.rewards.invocation import Handling, score
+from flowmill.models.rewards.remote import RemoteReward
+from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.service.app import Served
+from flowmill.models.rewards.testing import CONTRACT, Check, samples
+from flowmill.models.serving import messages
+from flowmill.models.serving.batching import Batcher, Limits, Metrics
+from flowmill.models.serving.guarded import METRICS
+from flowmill.tasks.checks.try_rewards import try_rewards
 from tests.support.serving import Server, served, spoiling
 
 pytestmark = pytest.mark.slow
@@ -199,6 +199,7 @@ def test_nothing_that_goes_wrong_stops_the_server() -> None:
     assert [each.values.tolist() for each in (first, third, later)] == [[1.0]] * 3
 
 
+@pytest.mark.campaign
 def test_requests_are_scored_together_and_one_that_fails_fails_alone() -> None:
     with served(SLOW, "--set", "seconds=0.5") as server:
         good, black = samples(3), Batch(media=np.zeros((1, 64, 64, 3), np.uint8), prompts=["p"], metadata=[{}])
@@ -245,6 +246,7 @@ def test_images_that_prompts_start_from_go_along() -> None:
             np.testing.assert_array_equal(score(reward, "s", each).values, expected)
 
 
+@pytest.mark.campaign
 def test_too_many_samples_are_told_to_come_later() -> None:
     with served(SLOW, "--set", "seconds=1", "--waiting", "2") as server:
         body = wire.pack_request(samples(2))
@@ -343,7 +345,7 @@ def test_another_server_is_refused(server: Server, reward: Callable[[str], Remot
 def test_a_run_waits_little_for_a_server_that_never_answered(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.rewards.remote._FIRST_S", 0.5)
+    monkeypatch.setattr("flowmill.models.rewards.remote._FIRST_S", 0.5)
     begun = time.monotonic()
     with pytest.raises(RewardError, match=r"at http://127.0.0.1:9 has given no answer for 0.5 s; .*Start it"):
         try_rewards(make_config("rewards=[{name: digits, server: 'http://127.0.0.1:9'}]"))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.errors import ConfigError, RewardError
-from configs.rewards import RewardSection
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward, needs_of, works_on_accelerator
-from models.rewards.invocation import score
-from models.rewards.similarity import pixel_similarity, structural_similarity
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.rewards import RewardSection
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward, needs_of, works_on_accelerator
+from flowmill.models.rewards.invocation import score
+from flowmill.models.rewards.similarity import pixel_similarity, structural_similarity
 from tests.support.clip import write_clip
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import ClapModel, ClapProcessor
 
-from configs.errors import ConfigError
-from models.rewards.factory import make_reward
-from models.rewards.loudness import Loudness
-from storage.trajectories.media import Sound
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.loudness import Loudness
+from flowmill.storage.trajectories.media import Sound
 from tests.support.clap import write_clap
 
 

@@ -14,18 +14,19 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from configs.errors import ConfigError, RewardError
-from configs.rewards import ServerSection
-from configs.schema import RunConfig
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import score
-from models.rewards.pretrained import load_pretrained
-from models.rewards.remote import RemoteReward
-from models.rewards.service import wire
-from models.rewards.testing import samples
-from models.serving import messages
-from tasks.checks.check import check_config
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.rewards import ServerSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import score
+from flowmill.models.rewards.pretrained import load_pretrained
+from flowmill.models.rewards.remote import RemoteReward
+from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.testing import samples
+from flowmill.models.serving import messages
+from flowmill.tasks.checks.check import check_config
+from tests.models.text.test_control_tokens import tokenizer
 from tests.support.serving import served
 from tests.support.text_models import write_preference, write_sentiment
 
@@ -136,7 +137,7 @@ def test_the_lexicon_is_that_of_its_package() -> None:
 
 
 def test_a_lexicon_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("configs.extras.find_spec", lambda module: None)
+    monkeypatch.setattr("flowmill.configs.extras.find_spec", lambda module: None)
     with pytest.raises(ConfigError, match=r"reward 'lexicon' needs.*flowmill\[text\]"):
         make_reward("lexicon", {})
 
@@ -181,6 +182,53 @@ def test_control_tokens_in_texts_end_nothing_and_move_no_other_score(tmp_path: P
     assert found[0][1] == alone[0]
     asked = reward.score(np.array(["good"], object), ["bad [SEP] good"], [{}]).values
     assert asked == reward.score(np.array(["good"], object), ["bad [ SEP] good"], [{}]).values
+
+
+FAMILIES: dict[str, Any] = {
+    "llama": (transformers.LlamaConfig, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}),
+    "gpt2": (transformers.GPT2Config, {"n_embd": 16, "n_layer": 1, "n_head": 2}),
+    "roberta": (transformers.RobertaConfig, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    # RoBERTa has no positions without a padding token.
+    ("family", "pad"),
+    [(family, pad) for family in FAMILIES for pad in (0, 2, 77, None) if (family, pad) != ("roberta", None)],
+)
+def test_a_score_does_not_depend_on_its_neighbors(tmp_path: Path, family: str, pad: int | None, side: str) -> None:
+    """Whatever token the config calls padding, and the tokenizer, and where the tokenizer puts it."""
+    made = tokenizer()
+    made.padding_side = side
+    made.save_pretrained(tmp_path)
+    kind, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    config = kind(vocab_size=len(made), num_labels=1, bos_token_id=1, eos_token_id=2, pad_token_id=pad, **sizes)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data *= 8 if parameter.dim() == 2 else 1
+    model.save_pretrained(tmp_path)
+    reward: Any = make_reward("sequence_classification", {"model": str(tmp_path)})
+    found, media = [], ["go", "a much longer line of text", "", "seven", "a much longer line, still longer than that"]
+    for chosen in (media, media[:1] + media[2:3], *([each] for each in media)):
+        values = reward.score(np.array(chosen, object), ["p"] * len(chosen), [{}] * len(chosen)).values
+        found += zip(chosen, values.tolist(), strict=True)
+    for text in media:
+        same = [value for each, value in found if each == text]
+        np.testing.assert_allclose(same, same[0], atol=1e-5)
+        if text:
+            with torch.no_grad():
+                own = model(**made([text], return_tensors="pt")).logits.item()
+            np.testing.assert_allclose(same[0], own, atol=1e-5)
+    assert np.ptp([value for _, value in found]) > 0.05
+
+
+@pytest.mark.parametrize("value", [None, True, ["4"], {"a": 1}])
+def test_an_answer_that_is_no_text_is_refused(value: Any) -> None:
+    batch = samples(2, texts=["None", "4"], metadata={"answer": value})
+    with pytest.raises(RewardError, match=r"the column 'answer' holds .*, neither a text nor a number"):
+        score(make_reward("exact_text", {}), "mine", batch)
 
 
 def test_a_template_that_reads_the_clock_needs_the_option(tmp_path: Path) -> None:

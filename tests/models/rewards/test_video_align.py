@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from configs.errors import ConfigError
-from models.rewards.answer_parsing import token_grid
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import score
-from models.rewards.video_align import frame_numbers, patches_of
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.answer_parsing import token_grid
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import score
+from flowmill.models.rewards.video_align import frame_numbers, patches_of
 from tests.support.published_rewards import write_video_align
 
 PROMPTS = ["a cat", "two dogs that run"]

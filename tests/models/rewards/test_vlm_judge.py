@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.errors import ConfigError, RewardError
-from models.rewards.factory import make_reward
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.models.rewards.factory import make_reward
 from tests.support.chat import Endpoint, says, serving
 from tests.support.rewards import scored
 
@@ -22,7 +22,7 @@ pytest.importorskip("regex", reason="flowmill[vlm] is not installed")
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    monkeypatch.setattr("models.rewards.vlm._PAUSE_S", 0.01)
+    monkeypatch.setattr("flowmill.models.rewards.vlm._PAUSE_S", 0.01)
     with serving() as server:
         yield server
 

@@ -1,8 +1,7 @@
-"""Chat templates of others: the text that transformers writes, within bounds, and the same at every hour."""
+"""Chat templates of others: the text that transformers writes, and the same at every hour."""
 
 from __future__ import annotations
 
-import time
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from configs.errors import ConfigError
-from models.quickstart.addition import character_tokenizer
-from models.text.chat_templates import day_of, guard_template, render_chat
+from flowmill.configs.errors import ConfigError
+from flowmill.models.quickstart.addition import character_tokenizer
+from flowmill.models.text.chat_templates import day_of, guard_template, render_chat
 
 SAID = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+2 <é>"}]
 #: Llama 3.2's way with the date: its own argument, else the clock, else a date of its authors.
@@ -80,57 +79,17 @@ def test_a_template_whose_text_does_not_depend_on_the_clock_needs_none() -> None
 
 
 @pytest.mark.parametrize(
-    "template",
-    ["{{ [1, 2] | random }}", "{{ lipsum() }}", "{{ [[1, 2]] | map('random') | list }}", "{{ strftime_now }}",
-     "{{ messages | map('upper') }}", "{{ 'a' ~ raise_exception }}"],
-)  # fmt: skip
-def test_lots_and_addresses_are_refused(template: str) -> None:
-    with pytest.raises(TemplateError, match=r"draws lots|in every process"):
-        rendered(template)
-
-
-LOOP = "{% for i in range(90) %}{% set ns.x = RULE %}{% endfor %}{{ ns.x }}"
-GROWING = "{% set ns = namespace(x='aaaaaaaaaa') %}"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "x" * 300_000,
-        "{% for i in range(10**9) %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% if i == j %}{% endif %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in messages[0].content * 99999 %}{% endfor %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 'a' * 10**9 }}",
-        "{{ (10**60)**(10**60) }}",
-        "{{ [1] * 10**9 }}",
-        "{{ 'a'.ljust(10**9) }}",
-        "{{ 'a' | center(10**9) }}",
-        "{{ 'a' | indent(10**9, true) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ ('a' * 9999999).replace('a', 'b' * 9999999) }}",
-        GROWING + LOOP.replace("RULE", "ns.x ~ ns.x"),
-        GROWING + LOOP.replace("RULE", "ns.x + ns.x"),
-        GROWING + LOOP.replace("RULE", "[ns.x, ns.x]"),
-        GROWING + LOOP.replace("RULE", "[ns.x, ns.x] | join"),
-        GROWING + "{% for i in range(90) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = ns.x + ['a' * 40000000] %}{% endfor %}",
-    ],
+    "template", ["{{ [1, 2] | random }}", "{{ lipsum() }}", "{{ [[1, 2]] | map('random') | list }}"]
 )
-def test_templates_are_bounded_in_time_and_size(template: str) -> None:
-    begun = time.monotonic()
-    with pytest.raises(TemplateError) as error:
+def test_lots_are_refused(template: str) -> None:
+    with pytest.raises(TemplateError, match="draws lots"):
         rendered(template)
-    assert time.monotonic() - begun < 5
-    assert len(str(error.value)) < 300
 
 
-def test_steps_of_one_chat_are_not_those_of_the_next() -> None:
-    template = "{% for i in range(90000) %}{% endfor %}a"
-    assert [rendered(template) for _ in range(12)] == ["a"] * 12
+def test_templates_cannot_leave_the_sandbox_or_change_what_they_are_given() -> None:
+    for template in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages[0].update(role='x') }}"):
+        with pytest.raises(TemplateError):
+            rendered(template)
 
 
 def test_a_guarded_tokenizer_refuses_what_its_library_would_write() -> None:

@@ -12,19 +12,19 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from configs.tokens import TokensSection
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.sd3 import SD3
-from models.policies.tokenization import check_marks
-from models.text.control_tokens import as_text, chat_ids, control_tokens, first_mark, marked, plain_ids
-from tasks.checks.check import check_config
-from tasks.inputs.prompts import Prompt
-from tasks.modalities.diffusion.rendering import _encoded
-from tasks.modalities.modality import make_kind
-from tasks.modalities.tokens.prompts import Prompts
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd3 import SD3
+from flowmill.models.policies.tokenization import check_marks
+from flowmill.models.text.control_tokens import as_text, chat_ids, control_tokens, first_mark, marked, plain_ids
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.modalities.diffusion.rendering import _encoded
+from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.modalities.tokens.prompts import Prompts
 
 CHAT = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}</s>{% endfor %}[a]"
 #: Of prompts; </s> is 2, <image> the place of an image.
@@ -128,6 +128,10 @@ def test_a_prompt_that_cannot_be_read_as_text_is_refused_with_its_row_and_the_ma
     with pytest.raises(ConfigError, match=said):
         prompts.longest({"train": [Prompt(text="one")], "heldout": [Prompt(text="two"), Prompt(text=HOSTILE[0])]})
     assert plain_ids(Deaf(tokenizer()), "a</s>") is None
+    with pytest.raises(
+        ConfigError, match=r"2 rows cannot be used:\n  prompts.train, number 1: .*\n  prompts.heldout, number 2"
+    ):
+        prompts.longest({"train": [Prompt(text="</s>")], "heldout": [Prompt(text="two"), Prompt(text=HOSTILE[0])]})
 
 
 def test_the_end_that_a_tokenizer_puts_after_texts_is_left_off_prompts() -> None:
@@ -151,6 +155,8 @@ def test_prompts_of_image_models_with_a_control_token_are_refused(
     with pytest.raises(ConfigError, match=said):
         check_config(make_config(f"prompts.train={tmp_path / 'train.txt'}"), rewards=False)
     check_marks(tiny_base, ["a < b", "[a]"])
+    with pytest.raises(ConfigError, match=r"12 rows cannot be used:\n(  prompt '<pad>\d+' .*\n){10}  and 2 more\.$"):
+        check_marks(tiny_base, ["a < b", *(f"<pad>{number}" for number in range(12))])
     config = make_config()
     settings = DiffusionSettings(dtype=torch.float32, device=torch.device("cpu"), height=16, width=32)
     policy = SD3.load(tiny_base, settings, frozenset({Part.TEXT}), {"max_sequence_length": 1})

@@ -10,12 +10,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from configs.errors import ConfigError
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.sd3 import SD3
-from models.quickstart.tiny import build_tiny
-from models.weights.complete import check_complete
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd3 import SD3
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.models.weights.complete import check_complete
 
 LM = transformers.LlamaConfig(
     vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from configs.errors import CorruptError
-from models.weights.coverage import check_covered
-from models.weights.tensor_files import TensorFiles
+from flowmill.configs.errors import CorruptError
+from flowmill.models.weights.coverage import check_covered
+from flowmill.models.weights.tensor_files import TensorFiles
 from tests.conftest import ROOT
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -130,14 +130,14 @@ ALLOCATORS = {
     "models/memory/activation_tracing.py": "on the meta device, or only its size counts",
     "models/memory/language_models.py": "on the meta device",
     "models/memory/conditioning_shapes.py": "only its size counts",
+    "models/films.py": "frombuffer of a matrix that the container has",
     "models/policies/causal_lm.py": "StoredWeights.give reads all",
     "models/policies/trainable.py": "Trainable.fill, by TensorFiles.read_into",
     "models/policies/folder_policy.py": "StoredWeights.give reads all",
     "models/weights/sharding.py": "lerp writes all of this rank's part",
-    "models/weights/dcp_checkpoints.py": "check_covered",
-    "models/weights/single_file.py": "on the meta device",
     "models/weights/stored_weights.py": "TensorFiles.read_into, whose parts are check_covered",
-    "tasks/modalities/tokens/given_texts.py": "log-probs that nobody knows are NaN",
+    "tasks/modalities/tokens/data_texts.py": "log-probs that nobody knows are NaN",
+    "tasks/inputs/rows/arrow_bounds.py": "frombuffer of a buffer of Arrow",
     "tasks/advantages/groups.py": "the order is a permutation",
     "tasks/export/checkpoint.py": "TensorFiles.read_into",
     "tasks/runtime/host.py": "Trainable.fill, by TensorFiles.read_into",
@@ -145,7 +145,6 @@ ALLOCATORS = {
     "tasks/modalities/tokens/text_sampling.py": "frombuffer of bytes just made",
     "tasks/training/optimizer_placement.py": "copied to before it is used",
     "tasks/stages/policy.py": "TensorFiles.read_into",
-    "tasks/modalities/diffusion/engine_calls.py": "TensorFiles.read_into",
     "tasks/stages/render.py": "frombuffer of bytes just made",
     "storage/trajectories/embeddings.py": "frombuffer of a checked size and dtype",
     "storage/trajectories/gradients.py": "stored_dtype, and a buffer of its size",

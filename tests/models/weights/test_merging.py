@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from models.weights.lora import LoraSpec
-from models.weights.merging import Merged, adapter_gradients
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.models.weights.merging import Merged, adapter_gradients
 
 
 @pytest.mark.parametrize("number", [1, 5, 400])

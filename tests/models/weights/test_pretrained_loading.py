@@ -17,23 +17,28 @@ from diffusers import DiffusionPipeline
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ProcessorMixin
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from models.library_loading import read_json
-from models.memory.language_architectures import language_config, meta_language_model
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.critic_lm import CriticLM
-from models.policies.language_model_folders import check_folder, check_vocabulary
-from models.policies.parts import Part
-from models.quickstart.addition import tiny_model
-from models.rewards.factory import make_reward
-from models.weights.finite import check_finite, check_tensors
-from models.weights.pretrained_loading import auto_from_config, check_model_folder, check_patterns, load_pretrained
-from models.weights.stored_weights import StoredWeights
-from tasks.checks.check import check_config
-from tasks.checks.names import check_names
-from tasks.inputs.model_settings import check_model
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import read_json
+from flowmill.models.memory.language_architectures import language_config, meta_language_model
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.critic_lm import CriticLM
+from flowmill.models.policies.language_model_folders import check_folder, check_vocabulary
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.addition import tiny_model
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.weights.finite import check_finite, check_tensors
+from flowmill.models.weights.pretrained_loading import (
+    auto_from_config,
+    check_model_folder,
+    check_patterns,
+    load_pretrained,
+)
+from flowmill.models.weights.stored_weights import StoredWeights
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.names import check_names
+from flowmill.tasks.inputs.model_settings import check_model
 from tests.support.language_models import texts_data, write_language_model
 from tests.support.small import small_data
 from tests.support.text_models import write_sentiment
@@ -200,6 +205,8 @@ def test_an_adapter_in_a_component_is_refused(tiny_base: Path, tmp_path: Path) -
         check_model_folder(tmp_path, label="model.path")
 
 
+@pytest.mark.campaign_cases("None")
+@pytest.mark.slow_cases("text")
 @pytest.mark.parametrize("value", ["text", None])
 def test_a_value_of_another_type_is_followed_or_refused_in_one_sentence(
     tiny_base: Path, tmp_path: Path, value: Any
@@ -264,7 +271,7 @@ def test_settings_of_others_are_bounded(tmp_path: Path, name: str, text: str, ex
 
 
 def test_files_of_others_have_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.library_loading._MOST_BYTES", 10)
+    monkeypatch.setattr("flowmill.models.library_loading._MOST_BYTES", 10)
     (tmp_path / "config.json").write_text(json.dumps({"name": "long enough"}))
     with pytest.raises(ValueError, match="more than 10 bytes"):
         read_json(tmp_path / "config.json")

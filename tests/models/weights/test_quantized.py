@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from configs.errors import ConfigError
-from configs.model import QuantizeSection
-from models.maths.conditioning import Conditioning
-from models.memory.activation_tracing import PeakMemory
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM, TrainableLM
-from models.policies.diffusion import DiffusionSettings
-from models.policies.flux3 import Flux3
-from models.policies.parts import Part
-from models.policies.pipeline import PipelinePolicy
-from models.policies.sd3 import SD3
-from models.quickstart.addition import character_tokenizer
-from models.quickstart.tiny import build_tiny
-from models.weights.int4 import GROUP, PackedInt4
-from models.weights.lora import LoraSpec
-from models.weights.quantized import (
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.model import QuantizeSection
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.memory.activation_tracing import PeakMemory
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM, TrainableLM
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.flux3 import Flux3
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.pipeline import PipelinePolicy
+from flowmill.models.policies.sd3 import SD3
+from flowmill.models.quickstart.addition import character_tokenizer
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.models.weights.int4 import GROUP, PackedInt4
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.models.weights.quantized import (
     check_quantizer,
     dequantized,
     dequantizing_bytes,
@@ -32,7 +32,7 @@ from models.weights.quantized import (
     largest_layer,
     weight_bytes,
 )
-from tasks.runtime.devices import module_bytes
+from flowmill.tasks.runtime.devices import module_bytes
 
 #: The largest distance of a quantized weight, in largest weights of its row or group.
 STEPS = {"int8": 1 / 250, "float8": 1 / 16, "int4": 1 / 7, "nf4": 1 / 6}
@@ -194,7 +194,7 @@ def test_a_model_without_a_layer_to_quantize_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_quantizer_that_the_device_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.weights.quantized.require_extra", lambda *names, label: None)
+    monkeypatch.setattr("flowmill.models.weights.quantized.require_extra", lambda *names, label: None)
     check_quantizer("nf4", "transformers", "cpu")
     check_quantizer("nf4", "diffusers", "cuda")
     with pytest.raises(ConfigError, match=r"model.quantize is 'nf4'.*but the device is 'cpu'. Set it to 'int4'"):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from models.weights.sharding import Sharding, local, whole
+from flowmill.models.weights.sharding import Sharding, local, whole
 from tests.support.ranks import RANKS
 
 WORLD = 4
@@ -49,6 +49,7 @@ def _train(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.campaign_cases("4")
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_groups_of_ranks_add_up_the_gradients_of_all(tmp_path: Path, size: int) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import CorruptError, FlowmillError
-from storage.artifacts.checksummed_json import seal, unseal
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.quarantine import quarantine
-from storage.maintenance.verify import find_problems, verify_store
-from tasks.runs.opening import begin_run, open_run
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import CorruptError, FlowmillError
+from flowmill.storage.artifacts.checksummed_json import seal, unseal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.quarantine import quarantine
+from flowmill.storage.maintenance.verify import find_problems, verify_store
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -49,6 +49,7 @@ def test_any_flipped_bit_is_seen_or_changes_nothing() -> None:
     assert seen > len(sealed) * 8 * 0.98
 
 
+@pytest.mark.campaign
 def test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired(
     make_config: ConfigFactory, tmp_path: Path
 ) -> None:

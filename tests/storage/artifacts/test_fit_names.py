@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import CorruptError
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.fit_names import add_fit, fits_of
-from storage.layout import ArtifactRef
-from storage.maintenance.quarantine import quarantine
-from storage.maintenance.verify import find_problems, verify_store
+from flowmill.configs.errors import CorruptError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.fit_names import add_fit, fits_of
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.quarantine import quarantine
+from flowmill.storage.maintenance.verify import find_problems, verify_store
 
 REFS = [ArtifactRef("reward_models", digit * 32) for digit in "123"]
 

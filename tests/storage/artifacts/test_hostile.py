@@ -17,22 +17,22 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter
 
-from configs.errors import ConfigError, CorruptError, PromptError, StoreError
-from configs.load import load_config
-from configs.schema import PromptsSection
-from models.rewards.errors import log_traceback
-from storage.artifacts.checksummed_json import seal
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.artifacts.records import Manifest, ShardRecord
-from storage.backends.base import FileEntry
-from storage.backends.local import LocalBackend
-from storage.layout import ArtifactRef
-from storage.maintenance.transfer import copy_run
-from storage.names import below, inside, part
-from storage.trajectories.arrays import stored_dtype
-from storage.trajectories.gradients import StoredGradients, _GradientRow
-from tasks.inputs.prompts import read_prompts
+from flowmill.configs.errors import ConfigError, CorruptError, PromptError, StoreError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import PromptsSection
+from flowmill.models.rewards.errors import log_traceback
+from flowmill.storage.artifacts.checksummed_json import seal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.artifacts.records import Manifest, ShardRecord
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.backends.local import LocalBackend
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.transfer import copy_run
+from flowmill.storage.names import below, inside, part
+from flowmill.storage.trajectories.arrays import stored_dtype
+from flowmill.storage.trajectories.gradients import StoredGradients, _GradientRow
+from flowmill.tasks.inputs.prompts import read_prompts
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from configs.errors import NotCommittedError
-from flows.cli import app
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import KINDS, ArtifactRef
+from flowmill.configs.errors import NotCommittedError
+from flowmill.flows.cli import app
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import KINDS, ArtifactRef
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,18 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
-from configs.schema import StoreSection
-from storage.artifacts.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
-from storage.artifacts.checksummed_json import seal
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry, RunFolder
-from storage.backends import open_backend
-from storage.backends.checksums import check_block, describe_file
-from storage.backends.local import LocalBackend, MappedFile
-from storage.layout import STAGING, ArtifactRef
-from storage.maintenance.verify import describe_artifact, list_artifacts, verify_store
-from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from flowmill.configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.artifacts.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
+from flowmill.storage.artifacts.checksummed_json import seal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder
+from flowmill.storage.backends import open_backend
+from flowmill.storage.backends.checksums import check_block, describe_file
+from flowmill.storage.backends.local import LocalBackend, MappedFile
+from flowmill.storage.layout import STAGING, ArtifactRef
+from flowmill.storage.maintenance.verify import describe_artifact, list_artifacts, verify_store
+from flowmill.storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 
 REF = ArtifactRef("rewards", "f" * 32)
 ORIGIN = {"stage": "score", "stage_version": 1, "options": {}, "inputs": ()}
@@ -152,8 +152,8 @@ def test_damage_is_found_and_named(store: ArtifactStore, damage: str) -> None:
 
 
 def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storage.backends import mapped_file
-    from storage.backends.base import BLOCK
+    from flowmill.storage.backends import mapped_file
+    from flowmill.storage.backends.base import BLOCK
 
     checked: list[int] = []
 
@@ -249,8 +249,8 @@ def test_lineage_keeps_history_in_order(store: ArtifactStore) -> None:
         run.append(entry(artifact))
     assert [e.artifact for e in run.entries()] == ["rewards/a", "rewards/b", "rewards/a"]
     fresh = RunFolder(store, "r")
-    assert fresh.made(*entry("rewards/a").key) == run.entries()
-    assert fresh.made(3, "rollout") == []
+    assert fresh.entries_of(*entry("rewards/a").key) == run.entries()
+    assert fresh.entries_of(3, "rollout") == []
     run.append(entry("rewards/c"))
     assert fresh.entries() != run.entries()
     fresh.refresh()

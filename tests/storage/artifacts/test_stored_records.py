@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from configs.errors import CorruptError
-from storage import layout
-from storage.artifacts.checkpoints import commit_checkpoint
-from storage.artifacts.checksummed_json import seal, unseal
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry, RunFolder
-from storage.artifacts.records import Manifest, Record, RemovalNote, ShardRecord, content
-from storage.layout import ArtifactRef
-from storage.maintenance.attempt_claims import Claim, claimed
-from storage.maintenance.garbage_collection import Removal, remove
+from flowmill.configs.errors import CorruptError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checkpoints import commit_checkpoint
+from flowmill.storage.artifacts.checksummed_json import seal, unseal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder
+from flowmill.storage.artifacts.records import Manifest, Record, RemovalNote, ShardRecord, content
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.attempt_claims import Claim, claimed
+from flowmill.storage.maintenance.garbage_collection import Removal, remove
 
 REF = ArtifactRef("rewards", "1" * 32)
 POLICY = ArtifactRef("policies", "2" * 32)

@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from configs.errors import ConfigError, CorruptError, StoreError
-from configs.load import parse_config
-from storage.artifacts.checksummed_json import seal, unseal
-from storage.artifacts.commit import ArtifactStore
-from storage.backends import local
-from storage.layout import ArtifactRef
-from storage.maintenance.verify import list_artifacts, verify_store
-from storage.trajectories.schema import REWARDS, read_table
-from storage.trajectories.webdataset import WebDatasetStore
-from tasks.metrics.describe import describe_run
-from tasks.reports.dataset import export_run
-from tasks.reports.report import run_report
-from tasks.runs.opening import finished_result, mark_finished, open_run
-from tasks.runs.staleness import State, standings
+from flowmill.configs.errors import ConfigError, CorruptError, StoreError
+from flowmill.configs.load import parse_config
+from flowmill.storage.artifacts.checksummed_json import seal, unseal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.backends import local
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.verify import list_artifacts, verify_store
+from flowmill.storage.trajectories.schema import REWARDS, read_table
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.reports.dataset import export_run
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.runs.opening import finished_result, mark_finished, open_run
+from flowmill.tasks.runs.staleness import Freshness, statuses
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TRAJECTORIES, REWARDED = ArtifactRef("trajectories", "1" * 32), ArtifactRef("rewards", "2" * 32)
@@ -79,7 +79,7 @@ def test_a_run_of_0_1_0_is_read_and_whole(released: str) -> None:
     assert verify_store(ArtifactStore(released), deep=True)["problems"] == []
     context = open_run(released, "tiny", reads=True)
     # Its export had a LoRA whose scale was only in metadata, and is the one thing that is made again.
-    stale = [each for each in standings(context.chain) if each.state is not State.FRESH]
+    stale = [each for each in statuses(context.chain) if each.state is not Freshness.FRESH]
     assert [(each.node.stage, each.causes[0].text) for each in stale] == [("export", "stage version 2 -> 3")]
     assert len(context.chain.entries()) == 12
     assert finished_result(context) is not None

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.model import ModelSection
-from configs.schema import RunConfig
-from storage.backends import file_hash_cache
-from storage.backends.checksums import hash_file
-from storage.backends.file_hash_cache import file_hashes
-from tasks.inputs.weight_sources import changed_files, model_identity
-from tasks.runs.opening import finished_result, mark_finished
+from flowmill.configs.model import ModelSection
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.backends import file_hash_cache
+from flowmill.storage.backends.checksums import hash_file
+from flowmill.storage.backends.file_hash_cache import file_hashes
+from flowmill.tasks.inputs.weight_sources import changed_files, model_identity
+from flowmill.tasks.runs.opening import finished_result, mark_finished
 from tests.support.inside import prepare
 
 
@@ -73,7 +73,7 @@ def test_what_changed_just_now_is_not_trusted_yet(tmp_path: Path, read: list[str
 def test_a_damaged_cache_costs_a_look_only(tmp_path: Path, read: list[str]) -> None:
     write(tmp_path / "a", b"one")
     first = file_hashes(tmp_path, ["a"])
-    file_hash_cache._place(tmp_path).write_text('{"files": [1]}')
+    file_hash_cache.cache_place(tmp_path).write_text('{"files": [1]}')
     assert file_hashes(tmp_path, ["a"]) == first
     assert read == ["a", "a"]
 

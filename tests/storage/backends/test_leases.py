@@ -6,19 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from configs.errors import RunConflictError
-from configs.schema import StoreSection
-from storage.backends import lease as leases
-from storage.backends import process_tags
-from storage.backends.base import Staging
-from storage.backends.process_tags import is_gone, process_label, tag
-from storage.backends.s3 import S3Backend
+from flowmill.configs.errors import RunConflictError, StoreError
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.backends import lease as leases
+from flowmill.storage.backends import process_tags
+from flowmill.storage.backends.base import Staging
+from flowmill.storage.backends.process_tags import is_gone, process_label, tag
+from flowmill.storage.backends.s3 import S3Backend
 from tests.conftest import ROOT
 from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
 
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.slow
 HOLDER = """
 import socket, sys
 socket.gethostname = lambda: sys.argv[2]
-from configs.schema import StoreSection
-from storage.backends.s3 import S3Backend
+from flowmill.configs.schema import StoreSection
+from flowmill.storage.backends.s3 import S3Backend
 root = S3Backend(sys.argv[1], StoreSection(root="s3://" + sys.argv[1]))
 with root.lock("runs/x/.lock", "Run 'x'"):
     print("held", flush=True)
@@ -121,6 +122,65 @@ def test_a_lease_that_was_taken_over_is_not_renewed_and_stops_commits(
     assert root.create("rewards/after", b"x"), "without a lease there is none to lose"
 
 
+REFUSALS = [
+    StoreError("access is refused: the keys have expired"),
+    ConnectionError("no answer"),
+    RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired."),
+    KeyError("ResponseMetadata"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda each: type(each).__name__)
+def test_a_failed_renewal_of_any_kind_is_tried_again(
+    refusal: Exception, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 1.0)
+    root = root_of(bucket)
+    replace, refused, renewed = root._bucket.replace, list[float](), threading.Event()
+
+    def unsteady(path: str, data: bytes, version: str) -> str | None:
+        if len(refused) < 2:
+            refused.append(time.monotonic())
+            raise refusal
+        renewed.set()
+        return replace(path, data, version)
+
+    monkeypatch.setattr(root._bucket, "replace", unsteady)
+    with take(root):
+        assert renewed.wait(20), f"{len(refused)} refused, and none was tried after that"
+        assert root._leases[0]._keeper.is_alive()
+        assert root.create("rewards/after", b"x")
+
+
+def test_a_lease_that_ends_stops_commits_and_removals_until_it_is_renewed(
+    s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.8)
+    faults = Faults(share=0.0, kinds=("403",))
+    with unreliable(s3_server, faults) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        root = root_of(bucket)
+        with take(root):
+            assert root.create("rewards/before", b"x")
+            faults.share = 1.0
+            time.sleep(1.0)
+            for commits in (lambda: root.create("rewards/while", b"x"), lambda: root.remove("rewards/before")):
+                with pytest.raises(StoreError, match=r"lease could not be renewed for 1 s .*access .* is refused"):
+                    commits()
+            faults.share = 0.0
+            assert root.create("rewards/after", b"x"), "nobody took it in the meantime"
+            faults.share = 1.0
+            time.sleep(1.0)
+            monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+            other = root_of(bucket)
+            time.sleep(1.0)
+            with take(other):
+                faults.share = 0.0
+                with pytest.raises(RunConflictError, match="was taken over by another process"):
+                    root.create("rewards/late", b"x")
+    assert [root.read(f"rewards/{name}") for name in ("before", "while", "after", "late")] == [b"x", None, b"x", None]
+
+
 def test_a_lease_is_renewed_and_taken_over_where_versions_are_compared_without_quotes(
     s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,16 +188,16 @@ def test_a_lease_is_renewed_and_taken_over_where_versions_are_compared_without_q
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         bucketed = root_of(bucket)._bucket
         bucketed.put("lease", b"first")
-        first = bucketed.about("lease")
+        first = bucketed.metadata("lease")
         assert first is not None
         second = bucketed.replace("lease", b"second", first.version)
         assert second is not None
         assert bucketed.replace("lease", b"third", first.version) is None, "it is not the first any more"
         assert bucketed.get("lease") == b"second"
-        before = bucketed.about("lease")
+        before = bucketed.metadata("lease")
         time.sleep(2.1)  # times of objects are whole seconds
         assert bucketed.replace("lease", b"second", second) == second
-        after = bucketed.about("lease")
+        after = bucketed.metadata("lease")
         assert before is not None
         assert after is not None
         assert after.age_s < before.age_s + 2, "renewed, not taken for renewed"
@@ -174,3 +234,6 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
     old = time.time() - 8 * 86400
     os.utime(staging.folder / "notes", (old, old))
     assert staging.sweep() == 1
+    (staging.folder / names["dead"]).mkdir()
+    Staging(tmp_path)
+    assert not (staging.folder / names["dead"]).exists(), "whoever writes next removes it"

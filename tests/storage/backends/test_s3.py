@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.transfer import copy_run
-from storage.maintenance.verify import verify_store
-from tasks.runs.opening import open_run
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.transfer import copy_run
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.tasks.runs.opening import open_run
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
@@ -35,6 +35,7 @@ def train(make_config: ConfigFactory, root: str, *overrides: str) -> str:
     return context.chain.digest()
 
 
+@pytest.mark.campaign_cases("webdataset")
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["webdataset", "parquet"])
 def test_a_run_on_s3_equals_one_on_disk(make_config: ConfigFactory, bucket: str, tmp_path: Path, store: str) -> None:
@@ -57,6 +58,7 @@ def test_a_run_survives_faults_on_every_operation(
     assert sum(faults.counts.values()) > 30
 
 
+@pytest.mark.campaign
 def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str, tmp_path: Path) -> None:
     expected = train(make_config, str(tmp_path / "store"))
     here, there = ArtifactStore(str(tmp_path / "store")), ArtifactStore(f"s3://{bucket}/x")
@@ -70,6 +72,7 @@ def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str
     assert context.chain.find(3, "optimize") is not None
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_an_epoch_takes_at_most_56_requests(
     flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, s3_server: Server, bucket: str
@@ -88,6 +91,7 @@ def test_an_epoch_takes_at_most_56_requests(
     assert (requests[1] - requests[0]) / 2 <= 56, requests
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_command_line_on_s3(
     bucket: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, s3_server: Server

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.maintenance.attempt_claims import Claim, claimed
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.attempt_claims import Claim, claimed
 
 REF = ArtifactRef("rewards", "1" * 32)
 OURS, THEIRS = Claim(run="a", sizes={"size": 2}), Claim(run="b", sizes={"size": 3})

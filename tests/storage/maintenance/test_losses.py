@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import CorruptError, StoreError
-from storage import layout
-from storage.artifacts.checksummed_json import seal, unseal
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
-from storage.artifacts.mirrored_records import lost_newest, write
-from storage.maintenance.garbage_collection import Retention, plan_removals
-from storage.maintenance.quarantine import quarantine
-from storage.maintenance.verify import find_problems
+from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checksummed_json import seal, unseal
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
+from flowmill.storage.artifacts.mirrored_records import lost_newest, write
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals
+from flowmill.storage.maintenance.quarantine import quarantine
+from flowmill.storage.maintenance.verify import find_problems
 
 CONFIGS = ({"run": {"epochs": 1}}, {"run": {"epochs": 2}}, {"run": {"epochs": 3}})
 
@@ -60,6 +60,7 @@ def repair(run: RunFolder) -> None:
             quarantine(store, loss)
 
 
+@pytest.mark.slow
 def test_every_lost_record_is_seen_and_put_back(run: RunFolder) -> None:
     whole = state(run)
     assert len(whole) == 2 * (1 + 2 + 4)
@@ -149,7 +150,7 @@ def test_a_run_goes_on_without_a_record(run: RunFolder, lost: str, with_copy: bo
     again.add("configs", CONFIGS[2])
     again.append(entry(1, "e"))
     assert fresh(run).config() == CONFIGS[2]
-    assert fresh(run).made(1, "rollout")[-1] == entry(1, "e")
+    assert fresh(run).entries_of(1, "rollout")[-1] == entry(1, "e")
 
 
 def test_no_record_can_be_added_is_said(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,5 +235,5 @@ def test_a_record_whose_writer_was_stopped_before_its_copy_counted_is_written_to
     write("f")
     assert list(find_problems(run.store, deep=False)) == []
     run.refresh()
-    newest = run.made(3, "rollout")[-1].artifact if series == "lineage" else run.newest(series)
+    newest = run.entries_of(3, "rollout")[-1].artifact if series == "lineage" else run.newest(series)
     assert newest == (entry(3, "f").artifact if series == "lineage" else {"run": "f"})

@@ -13,25 +13,25 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from flowmill.configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from flowmill.storage import layout
+from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.artifacts.records import removal_note
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
+from flowmill.storage.maintenance.quarantine import leave_trace, quarantine
+from flowmill.storage.maintenance.transfer import copy_run
+from flowmill.storage.maintenance.verify import find_problems, verify_store
+from flowmill.storage.trajectories.tables import TABLES
+from flowmill.tasks.reports.dataset import FORMATS, export_run
+from flowmill.tasks.reports.trace import trace_sample
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.repairs import makers
+from flowmill.tasks.stages.stage_run import StageRun
 from pages import schema_page
-from storage import layout
-from storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.artifacts.records import removal_note
-from storage.layout import ArtifactRef
-from storage.maintenance.garbage_collection import Retention, plan_removals, remove
-from storage.maintenance.quarantine import leave_trace, quarantine
-from storage.maintenance.transfer import copy_run
-from storage.maintenance.verify import find_problems, verify_store
-from storage.trajectories.tables import TABLES
-from tasks.reports.dataset import export_run
-from tasks.reports.trace import trace_sample
-from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
-from tasks.runs.repairs import makers
-from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
 
@@ -300,6 +300,7 @@ def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
     run_epoch(open_run(store.root.uri, "replays"), 4)
 
 
+@pytest.mark.campaign_cases("optimize")
 @pytest.mark.parametrize("stage", ["rollout", "optimize"])
 def test_policies_and_rollouts_of_a_run_that_is_ahead_stay(make_config: ConfigFactory, stage: str) -> None:
     context = prepare(make_config("run.name=ahead", "run.epochs=4", "execution.ahead=1"))
@@ -373,8 +374,17 @@ def test_a_run_is_exported_as_one_table(context: RunContext, tmp_path: Path) -> 
     assert loaded[0]["reward_jpeg_compressibility"] < 0
     export_run(context, tmp_path / "delta", "delta", epochs=[2], progress=lambda done, total: None)
     assert deltalake.DeltaTable(str(tmp_path / "delta")).to_pyarrow_table().num_rows == 16
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists and is not empty"):
         export_run(context, tmp_path / "parquet", "parquet", epochs=(), progress=lambda done, total: None)
+    for form in FORMATS:
+
+        def stop(done: int, total: int, folder: Path = tmp_path / f"stopped-{form}") -> None:
+            assert not folder.exists(), "an epoch is not the table"
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            export_run(context, tmp_path / f"stopped-{form}", form, epochs=(), progress=stop)
+        assert not (tmp_path / f"stopped-{form}").exists()
     with pytest.raises(StoreError, match="has no rollouts of these epochs; it has 1 to 2"):
         export_run(context, tmp_path / "new", "parquet", epochs=[7], progress=lambda done, total: None)
     with pytest.raises(ConfigError, match="--format 'csv' does not exist"):
@@ -401,7 +411,7 @@ def test_the_recipe_of_the_docs_keeps_runs_attempts_and_monitors_apart(
         export_run(run, folder, "parquet", epochs=[1], progress=lambda done, total: None)
         for label in labels:
             exported = f"select prompt, avg(reward_{label}) from '{folder}/*.parquet' group by 1 order by 1"
-            scores = {entry.artifact for entry in run.run.made(1, "score", label)}
+            scores = {entry.artifact for entry in run.run.entries_of(1, "score", label)}
             assert len(scores) == (2 if run is other and label == labels[0] else 1)
             for artifact in scores:
                 mine = [(*row[3:],) for row in said if row[:3] == (artifact, label, 1)]
@@ -425,7 +435,6 @@ def test_every_column_says_what_it_holds_and_the_page_of_tables_is_what_the_file
         "values",
         "token_advantages",
         "gradients",
-        "modality_advantages",
         "return_turns",
         "preferences",
         "choices",
@@ -512,6 +521,7 @@ def test_a_copy_does_not_mix_two_runs_of_a_name(make_config: ConfigFactory, tmp_
         copy_run(one.store, other.store, "small", progress=lambda *about: None)
 
 
+@pytest.mark.campaign_cases("command1")
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("gc", "--keep-epochs", "1", "--delete"), ("repair",)])
 def test_nothing_is_removed_under_a_run_at_work(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from storage.trajectories.media import MediaFormat, decode
+from flowmill.storage.trajectories.media import MediaFormat, decode
 
 
 @pytest.mark.slow

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import ConfigError
-from configs.load import differences
-from configs.registry import create
-from configs.schema import RunConfig
-from models.rewards import REWARDS
-from models.rewards.base import Batch
-from models.rewards.diversity import PixelDiversity, mean_to_others, nearest_other
-from models.rewards.invocation import score
-from storage.trajectories.tables import read_rows
-from tasks.advantages.groups import diversity_weighted
-from tasks.advantages.uncertainty import uncertain, win_rates
-from tasks.checks.check import check_config
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import differences
+from flowmill.configs.registry import create
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.diversity import PixelDiversity, mean_to_others, nearest_other
+from flowmill.models.rewards.invocation import score
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.advantages.groups import diversity_weighted
+from flowmill.tasks.advantages.uncertainty import uncertain, win_rates
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.runs.context import RunContext
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]

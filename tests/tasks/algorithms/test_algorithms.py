@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError
-from configs.registry import create
-from models.maths.conditioning import Conditioning
-from models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
-from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Algorithm, BehaviorDecay
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
-from tasks.algorithms.grpo import GRPO
-from tasks.algorithms.grpo_guard import GRPOGuard
-from tasks.algorithms.objectives import pair_sign, policy_kl
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
+from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel
+from flowmill.tasks.algorithms import ALGORITHMS
+from flowmill.tasks.algorithms.base import Algorithm, BehaviorDecay
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.algorithms.grpo_guard import GRPOGuard
+from flowmill.tasks.algorithms.objectives import pair_sign, policy_kl
 from tests.support import toy
 from tests.tasks.algorithms.test_signs import SAMPLES, STEPS
 

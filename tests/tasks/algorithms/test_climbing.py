@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError
-from configs.registry import create
-from models.maths.schedules import LateStates
-from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.climbing import recovered
-from tasks.algorithms.diffusion import DiffusionBatch, Question, StateBatch, Subjects
-from tasks.algorithms.direct_align import DirectAlign
-from tasks.algorithms.refl import ReFL
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.models.maths.schedules import LateStates
+from flowmill.tasks.algorithms import ALGORITHMS
+from flowmill.tasks.algorithms.climbing import recovered
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, Question, StateBatch, Subjects
+from flowmill.tasks.algorithms.direct_align import DirectAlign
+from flowmill.tasks.algorithms.refl import ReFL
 from tests.support.toy import START, Toy, liking, models_of, noised, states, vector
 
 

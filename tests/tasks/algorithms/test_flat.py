@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.guidance import norm_preserving_guided, rescaled_guided
-from tasks.advantages.groups import (
+from flowmill.models.maths.guidance import norm_preserving_guided, rescaled_guided
+from flowmill.tasks.advantages.groups import (
     Normalizer,
     composed,
     contributions,
@@ -22,14 +22,14 @@ from tasks.advantages.groups import (
     group_advantages,
     running_advantages,
 )
-from tasks.advantages.tokens import explained_variance, whitened
-from tasks.algorithms.climbing import scaled_slopes
-from tasks.algorithms.crd import crd_error
-from tasks.algorithms.objectives import adaptive_error, dgpo_weight, loser_share, unit_softmax
-from tasks.algorithms.reward_gradient import RewardGradient
-from tasks.algorithms.trends import correlation
-from tasks.modalities.gradients import RewardGradients
-from tasks.training.metrics import entry
+from flowmill.tasks.advantages.tokens import explained_variance, whitened
+from flowmill.tasks.algorithms.climbing import scaled_slopes
+from flowmill.tasks.algorithms.crd import crd_error
+from flowmill.tasks.algorithms.objectives import adaptive_error, dgpo_weight, loser_share, unit_softmax
+from flowmill.tasks.algorithms.reward_gradient import RewardGradient
+from flowmill.tasks.algorithms.trends import correlation
+from flowmill.tasks.modalities.gradients import RewardGradients
+from flowmill.tasks.training.metrics import entry
 from tests.support.toy import SHAPE, START, Toy, draws, models_of, noised, vector
 
 #: Sizes of slopes, spreads and predictions: usual ones, those whose squares underflow, denormal ones, none at all.

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.maths.conditioning import Conditioning
-from models.maths.preserving import flow_length, flow_sigma
-from models.maths.transitions import FlowSDE, Grid
-from tasks.algorithms.diffusion import DiffusionModels, ForwardBatch
-from tasks.algorithms.dpo import DPO
-from tasks.algorithms.objectives import kto_loss, prediction_weight
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.preserving import flow_length, flow_sigma
+from flowmill.models.maths.transitions import FlowSDE, Grid
+from flowmill.tasks.algorithms.diffusion import DiffusionModels, ForwardBatch
+from flowmill.tasks.algorithms.dpo import DPO
+from flowmill.tasks.algorithms.objectives import kto_loss, prediction_weight
 from tests.golden.given import Given
 
 KTO = [

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from configs.errors import ConfigError
-from configs.registry import create, resolve
-from models.maths import KERNELS, PLANS
-from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
-from tasks.algorithms.crd import crd_error
-from tasks.algorithms.objectives import awm_log_prob, nft_loss
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create, resolve
+from flowmill.models.maths import KERNELS, PLANS
+from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from flowmill.tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
+from flowmill.tasks.algorithms.crd import crd_error
+from flowmill.tasks.algorithms.objectives import awm_log_prob, nft_loss
 from tests.support.option_types import option_types, owner, stated
 
 KL = {"kl_coef": 0.0, "kl": "gaussian", "kl_reference": "base"}
@@ -98,6 +98,7 @@ def test_defaults_of_levels_and_decay() -> None:
         "low": 0.02,
         "high": 0.98,
         "power": 1.0,
+        "shift": 1.0,
         "shared": False,
         "constant_noise": False,
     }
@@ -195,7 +196,7 @@ def asked(name: str, **options: Any) -> Requirements:
 
 
 def test_what_algorithms_ask_for() -> None:
-    compared: dict[str, Any] = {"min_group_size": 2, "routes": True, "approx_kl": True}
+    compared: dict[str, Any] = {"min_group_size": 2, "approx_kl": True}
     for name in ("grpo", "tempflow"):
         assert asked(name) == Requirements(**compared)
         assert asked(name, from_means=True) == Requirements(**compared, old_means=True, densities=True)
@@ -256,6 +257,12 @@ def test_what_algorithms_ask_for() -> None:
     for name in ("nft", "awm", "crd", "dpo", "dgpo"):
         plain, penalized = asked(name), asked(name, kl_coef=0.1)
         assert (plain.zero_advantages, penalized.zero_advantages, penalized.reference) == (False, True, True)
+
+
+def test_only_kto_estimates_a_reference_point() -> None:
+    singles: dict[str, Any] = {"data": "forward", "min_group_size": 1, "times": ForwardTimes(), "reference": True}
+    for name, estimated in (("kto", True), ("apo_zero", False)):
+        assert asked(name) == Requirements(**singles, mismatched=estimated)
 
 
 def test_what_algorithms_ask_for_that_climb_rewards() -> None:

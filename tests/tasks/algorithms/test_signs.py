@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.registry import create
-from models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
-from models.maths.transitions import FlowSDE, Kernel, rectifiers
-from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Algorithm
-from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
-from tasks.algorithms.objectives import divergence_mask, loser_share, ratio_metrics, simple_surrogate
+from flowmill.configs.registry import create
+from flowmill.models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
+from flowmill.models.maths.transitions import FlowSDE, Kernel, rectifiers
+from flowmill.tasks.algorithms import ALGORITHMS
+from flowmill.tasks.algorithms.base import Algorithm
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
+from flowmill.tasks.algorithms.objectives import divergence_mask, loser_share, ratio_metrics, simple_surrogate
 from tests.golden.algorithms2026.rows import given
 from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
 
@@ -46,6 +46,7 @@ SAMPLES: list[tuple[str, Options]] = [
     ("dpo", {"beta": 2.0}),
     ("dpo", {"beta": 2.0, "winner_margin": 0.5}),
     ("kto", {"beta": 2.0}),
+    ("apo_zero", {"beta": 2.0}),
     ("dgpo", {"beta": 1.0}),
     *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("crd", {"adaptive": False, "detach_center": True}),

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError
-from configs.registry import create
-from tasks.algorithms import TOKEN_ALGORITHMS
-from tasks.algorithms.token_dpo import TokenDPO
-from tasks.algorithms.tokens import TokenBatch
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.tasks.algorithms import TOKEN_ALGORITHMS
+from flowmill.tasks.algorithms.token_dpo import TokenDPO
+from flowmill.tasks.algorithms.tokens import TokenBatch
 
 #: Tokens of four texts in two pairs, the better one last in the first pair and first in the second; one row of padding.
 MASK = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from configs.load import load_config
-from models.policies.few_steps import few_step_sign
-from tasks.algorithms import ALGORITHMS
-from tasks.checks.notes import training_notes
-from tasks.inputs.components import make_algorithm
+from flowmill.configs.load import load_config
+from flowmill.models.policies.few_steps import few_step_sign
+from flowmill.tasks.algorithms import ALGORITHMS
+from flowmill.tasks.checks.notes import training_notes
+from flowmill.tasks.inputs.components import make_algorithm
 from tests.conftest import ROOT
 
 DISTILLED = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from configs.schema import RunConfig
-from tasks.checks.check import check_config
-from tasks.checks.idle_time import idle_notes, idle_shares
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
 
 Make = Callable[..., RunConfig]
 

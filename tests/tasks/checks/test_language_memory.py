@@ -8,18 +8,18 @@ import pytest
 import torch
 import yaml
 
-from configs.load import load_config
-from models.maths.generation import Sampling, generate
-from models.memory.activation_tracing import PeakMemory, forget_gradient
-from models.memory.language_architectures import language_config, meta_language_model
-from models.memory.language_models import TextFootprints
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.parts import Part
-from models.quickstart.addition import character_tokenizer, tiny_model
-from models.weights.lora import LoraSpec
-from tasks.checks.memory import estimate_memory, memory_advice, memory_and_notes
-from tasks.modalities.memory import Memory
+from flowmill.configs.load import load_config
+from flowmill.models.maths.generation import TokenSampling, generate
+from flowmill.models.memory.activation_tracing import PeakMemory, forget_gradient
+from flowmill.models.memory.language_architectures import language_config, meta_language_model
+from flowmill.models.memory.language_models import TextFootprints
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.tasks.checks.memory import estimate_memory, memory_and_notes
+from flowmill.tasks.modalities.memory import Memory
 from tests.support.causal_classes import tiny_config
 from tests.support.language_models import texts_data
 
@@ -43,6 +43,7 @@ def test_published_models_have_their_stated_size(name: str) -> None:
     assert sum(p.numel() for p in module.parameters()) / 1e6 == pytest.approx(STATED[name], rel=0.001)
 
 
+@pytest.mark.campaign_cases("dtype0-None-True")
 @pytest.mark.parametrize(
     ("dtype", "lora", "own"),
     [(torch.float32, None, True), (torch.bfloat16, None, False), (torch.float32, LORA, True)],
@@ -75,7 +76,7 @@ def test_tensors_without_content_take_what_real_ones_do(
         (log_probs.square().mean() + critic.values(ids, hidden).square().mean()).backward()
     assert traced.training(rows, width, reference=False) == pytest.approx(memory.peak, rel=0.1)
     with PeakMemory() as memory:
-        sampling = Sampling(max_new=33, temperature=1.0, eos=frozenset())
+        sampling = TokenSampling(max_new=33, temperature=1.0, eos=frozenset())
         generate(loaded.next_logits, [[1, 5]] * rows, sampling, width=32, uniforms=None, device=torch.device("cpu"))
     said = traced.sampling(rows, prompt=32, new=33)
     assert said.cache == 5 * 2 * rows * 64 * 96 * 4, "autocast leaves keys and values in float32 here"
@@ -91,6 +92,7 @@ def estimate(folder: Path, *overrides: str) -> Memory:
     return found
 
 
+@pytest.mark.campaign
 def test_every_role_has_a_line(tmp_path: Path) -> None:
     numbers = sum(p.numel() for p in tiny_model(0).parameters())
     grpo = estimate(tmp_path)
@@ -124,6 +126,7 @@ def test_every_role_has_a_line(tmp_path: Path) -> None:
     assert sum(adapted.as_dict()[phase] for phase in adapted.phases) == sum(adapted.phases.values())
 
 
+@pytest.mark.campaign
 def test_ranks_that_share_the_weights_hold_less(tmp_path: Path) -> None:
     ranks = ("execution.processes=4", "execution.strategy=fsdp")
     one, four = estimate(tmp_path, *PPO), estimate(tmp_path, *PPO, *ranks)
@@ -139,17 +142,6 @@ def test_ranks_that_share_the_weights_hold_less(tmp_path: Path) -> None:
     parameters = estimate(tmp_path, *PPO, *ranks, "execution.offload=parameters")
     assert parameters.lines["actor"] == offloaded.lines["actor"]
     assert parameters.lines[state]["optimize"] == rest // 4
-
-
-def test_what_to_change_is_said(tmp_path: Path) -> None:
-    memory = estimate(tmp_path, *PPO)
-    config = load_config(tmp_path / "texts.yaml", PPO)
-    assert memory_advice(config, 10**12, reference=False) == []
-    fits = memory.phases["optimize"] - memory.lines["logits and activations"]["optimize"] // 4
-    assert memory_advice(config, fits, reference=False) == ["optimize: set execution.micro_batch_size=5"]
-    held = memory.phases["optimize"] - memory.lines["logits and activations"]["optimize"]
-    (change,) = memory_advice(config, int(1.01 * held), reference=False)
-    assert change.startswith("optimize: set model.gradient_checkpointing=true")
 
 
 def test_a_model_that_is_not_known_has_no_estimate(tmp_path: Path) -> None:

@@ -48,28 +48,22 @@ UNREACHED = {
     "models/policies/base.py:load_critic": "a family without critics; check refuses the algorithm",
     "models/policies/diffusion.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
     "models/policies/clips.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
-    "models/policies/nan_checks.py:noise_levels": "check reads the scheduler's fields; levels need a pipeline",
     "models/policies/diffusion.py:encode_media": "a family of one's own, whose autoencoder has no encoder",
     "models/policies/diffusion.py:sound_form": "a family of one's own, whose autoencoder of sound has no encoder",
-    "tasks/modalities/modality.py:served": "a command of its own, which has no other check",
     "tasks/modalities/modality.py:read_given": "a kind of one's own, whose samples cannot be given",
     "models/policies/ltx2.py:__init__": "tasks/inputs/model_settings.py refuses it",
     "models/policies/modular.py:assembled": "tasks/inputs/model_settings.py refuses it",
     "models/policies/wan_v2v.py:_whole": "no strength from 0 to 1 leaves out a number of steps",
-    "models/policies/minimax_h3.py:check_length": _TOKENS,
     "models/policies/qwen_image.py:masked_text": _TOKENS,
     "models/policies/qwen_image21.py:encode_one": _TOKENS,
     "models/policies/reference_images.py:check_references": _FILES,
     "models/policies/reference_images.py:check_shape": _FILES,
     "models/policies/wan_v2v.py:_frames": _FILES,
     "models/weights/stored_weights.py:check_safetensors": "check_complete refuses components without safetensors",
-    "models/weights/stored_weights.py:read": "check_complete refuses what is missing",
-    "tasks/inputs/weight_sources.py:checkpoint_identity": "reads every byte; reading refuses other folders",
     "tasks/inputs/weight_sources.py:single_file_identity": "reads every byte; check_single_files refuses others",
     "tasks/stages/gradient.py:take_slot": "a command names the stage, not a config",
     "tasks/stages/validate.py:take_slot": "a command names the stage, not a config",
     "tasks/modalities/modality.py:values": "check refuses the estimator",
-    "tasks/modalities/rows.py:micro_batches": "tasks/modalities/diffusion/setting_rules.py refuses it",
 }
 
 
@@ -100,7 +94,7 @@ def imported() -> dict[str, dict[str, tuple[str, str]]]:
     for file, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                module = Path(*node.module.split("."))
+                module = Path(*node.module.removeprefix("flowmill.").split("."))
                 path = module / "__init__.py" if (ROOT / module).is_dir() else module.with_suffix(".py")
                 for each in node.names:
                     found[file][each.asname or each.name] = (str(path), each.name)

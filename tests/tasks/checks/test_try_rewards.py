@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from configs.errors import ConfigError, RewardError
-from configs.schema import RunConfig
-from models.rewards.base import Batch, Origin
-from models.rewards.factory import MadeRewards
-from models.rewards.invocation import score
-from tasks.checks.check import check_config
-from tasks.checks.try_rewards import time_rewards, try_rewards
-from tasks.modalities.media import trial_media
+from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.base import Batch, Origin
+from flowmill.models.rewards.factory import RewardCache
+from flowmill.models.rewards.invocation import score
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.try_rewards import time_rewards, try_rewards
+from flowmill.tasks.modalities.media import trial_media
 
 Make = Callable[..., RunConfig]
 Prompts = Sequence[str]
@@ -246,5 +246,5 @@ def test_how_long_scoring_takes_is_estimated(make_config: Make) -> None:
     assert (mine.reward, mine.samples, mine.workers) == ("mine", 16, 3)
     assert 0.1 <= mine.seconds < 0.2
     config = make_config(f"rewards=[{named(Slow)}]", f"monitors=[{others}]")
-    found = time_rewards(config, MadeRewards(), check_config(config, rewards=False))
+    found = time_rewards(config, RewardCache(), check_config(config, rewards=False))
     assert [each.reward for each in found] == ["mine"]

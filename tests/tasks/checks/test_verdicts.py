@@ -14,19 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors.torch import load_file, save_file
 
-from configs.errors import ConfigError
-from configs.load import parse_config
-from configs.schema import RunConfig
-from models.quickstart.tiny import build_tiny
-from tasks.checks.check import check_config
-from tasks.inputs.components import make_algorithm
-from tasks.inputs.policy_kind import kind_name
-from tasks.modalities.tokens.run_prompts import read_prompts
-from tasks.runtime.host import ModelHost
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import parse_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.runtime.host import ModelHost
 from tests.support.foreign_adapters import plain_peft
 from tests.support.inside import execution_of, prepare
 from tests.support.language_models import texts_data
@@ -96,25 +95,6 @@ def adapter(*targets: str, rows: int | None = None, rename: tuple[str, str] = ("
     return change
 
 
-def checkpoint(**tensors: torch.Tensor) -> Change:
-    def change(data: dict[str, Any], folder: Path) -> None:
-        dcp.save({"model": tensors}, checkpoint_id=folder / "checkpoint")
-        data["model"]["checkpoint"] = str(folder / "checkpoint")
-
-    return change
-
-
-def whole_checkpoint(name: str, value: torch.Tensor) -> Change:
-    """Begin with a checkpoint of all weights of the language model, of which one is another."""
-
-    def change(data: dict[str, Any], folder: Path) -> None:
-        weights = {f"model.{key}": each for key, each in load_file(folder / "lm" / "model.safetensors").items()}
-        assert f"model.{name}" in weights
-        checkpoint(**(weights | {f"model.{name}": value}))(data, folder)
-
-    return change
-
-
 def bert(data: dict[str, Any], folder: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
@@ -123,6 +103,19 @@ def bert(data: dict[str, Any], folder: Path) -> None:
     for file in (folder / "lm").glob("*.safetensors"):
         file.unlink()
     model.save_pretrained(folder / "lm")
+
+
+def quantized(name: str, place: str) -> Change:
+    """Take the language model as bitsandbytes stores it in four bits."""
+
+    def change(data: dict[str, Any], folder: Path) -> None:
+        bits = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+        made = transformers.AutoModelForCausalLM.from_pretrained(folder / "lm", quantization_config=bits)
+        shutil.copytree(folder / "lm", folder / f"{name} 4")
+        made.save_pretrained(folder / f"{name} 4")
+        setting(place, f"{{}}/{name} 4")(data, folder)
+
+    return change
 
 
 def teacher(*changes: Change, family: str = "sd3") -> Change:
@@ -152,12 +145,6 @@ LANGUAGE: dict[str, tuple[Change, str]] = {
         "model.lora: 'layers.0.self_attn.q_prj', of targets or of the adapter of start, matches no layer",
     ),
     "an adapter of another width": (adapter("q_proj", rows=3), "where the model takes"),
-    "a checkpoint that lacks weights": (checkpoint(x=torch.ones(2)), "model.checkpoint: '.*' has no 'model.model"),
-    "a checkpoint of another shape": (whole_checkpoint(UP, torch.ones(2, 2)), r"has shape \(2, 2\), the model"),
-    "a checkpoint of integers": (
-        whole_checkpoint(UP, torch.ones(2, 2, dtype=torch.int64)),
-        r"has shape \(2, 2\), the model|is of torch.int64",
-    ),
     "a model that lacks a weight": (removed("lm/model.safetensors", UP), f"model.path '.*' has no weight '{UP}'"),
     "a model with a weight of another shape": (
         removed("lm/model.safetensors", UP, (2, 2)),
@@ -192,6 +179,14 @@ LANGUAGE: dict[str, tuple[Change, str]] = {
         setting("rollout.tokens.system", "Be brief."),
         "rollout.tokens.system is set, but prompts go through no chat template",
     ),
+    "a model that is stored in four bits": (
+        quantized("lm", "model.path"),
+        "stored quantized .*The run trains all weights, and quantized ones cannot be trained. Set model.lora",
+    ),
+    "a critic that is stored in four bits": (
+        both(PPO, quantized("critic", "critic.path")),
+        "stored quantized .*The run trains all weights, and quantized ones cannot be trained. Set model.lora",
+    ),
     "a critic that is not there": (both(PPO, setting("critic.path", "{}/nowhere")), "critic.path"),
 }
 #: Of diffusion models.
@@ -208,7 +203,6 @@ PIPELINES: dict[str, tuple[Change, str]] = {
         removed("base/text_encoder/model.safetensors", "text_model.final_layer_norm.bias"),
         "text_encoder' has no weight 'text_model.final_layer_norm.bias'",
     ),
-    "a checkpoint that lacks weights": (checkpoint(x=torch.ones(2)), "model.checkpoint: '.*' has no 'model.transfor"),
     "a teacher that is not there": (
         setting("optimize.algorithm", {"name": "opd", "options": {"teacher": "{}/nowhere"}}),
         "teacher '.*nowhere' is no folder|model.path '.*nowhere' is no folder",

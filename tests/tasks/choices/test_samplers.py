@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.registry import create
-from configs.schema import RunConfig
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.choices import SAMPLERS
-from tasks.choices.base import Candidate, Choice, Draw
-from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
-from tasks.runs.seeds import epoch_prompts
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import create
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.choices import SAMPLERS
+from flowmill.tasks.choices.base import Candidate, Choice, Draw
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.seeds import epoch_prompts
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -72,6 +73,29 @@ def test_difficulty_around_a_target() -> None:
 def test_difficulty_from_easy_to_hard(epoch: int, expected: set[int]) -> None:
     known = [(1, 0.9, 0.1), (1, 0.6, 0.1), (1, 1.0, 0.0), (1, 0.1, 0.1), (1, 0.5, 0.1), (1, 0.0, 0.0)]
     assert set(indices(choose("difficulty", of(*known), 2, epoch, epochs=12, pools=3))) == expected
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(1, {1, 4}), (5, {0, 3}), (9, {2, 5}), (99, {2, 5})])
+def test_difficulty_by_given_levels(epoch: int, expected: set[int]) -> None:
+    levels: list[Any] = [2, 1, 3.5, "2", 0, "3"]
+    prompts = [Candidate(id=str(number), metadata={"terms": each}) for number, each in enumerate(levels)]
+    found = choose("difficulty", prompts, 2, epoch, epochs=12, pools=3, level="terms")
+    assert set(indices(found)) == expected
+    if epoch == 1:
+        assert {choice.reason for choice in found} == {"terms 1, pool 1", "terms 0, pool 1"}
+
+
+@pytest.mark.parametrize("level", [None, True, "many", "nan", [1]])
+def test_levels_that_are_no_numbers_are_refused(level: Any, make_config: Make, tmp_path: Path) -> None:
+    rows = [{"prompt": f"number {n}", "level": n} for n in range(8)]
+    sampler = "prompts.sampler={name: difficulty, options: {epochs: 4, level: level}}"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(f"prompts.train={tmp_path / 'rows.jsonl'}", sampler)
+    check_config(config, rewards=False)
+    rows[3]["level"] = level
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="by 'level', but of the prompt 'number 3' its column 'level' is"):
+        check_config(config, rewards=False)
 
 
 def test_informative_leaves_out_what_is_solved_and_brings_it_back() -> None:

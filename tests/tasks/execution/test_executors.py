@@ -7,13 +7,13 @@ from contextlib import closing
 
 import pytest
 
-from configs.schema import RunConfig
-from flows import process_state, stages
-from tasks.execution.execution import Execution
-from tasks.execution.executor import Executor, Listener
-from tasks.execution.process_executor import ProcessExecutor
-from tasks.execution.rank_executor import RankExecutor
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.schema import RunConfig
+from flowmill.flows import process_state, stages
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.executor import Executor, Listener
+from flowmill.tasks.execution.process_executor import ProcessExecutor
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, prepare
 
 EXECUTORS: dict[str, Callable[[Execution], Executor]] = {

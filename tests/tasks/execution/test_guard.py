@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.execution.guard import OwnPagesOnly, Scope
+from flowmill.tasks.execution.guard import OwnPagesOnly, Scope
 
 
 def answer(kind: str = "http", method: str = "GET", **headers: str) -> list[MutableMapping[str, Any]]:

@@ -16,23 +16,23 @@ import psutil
 import pytest
 import torch
 
-from configs.errors import ConfigError, LostRankError, WorkerError
-from configs.schema import RunConfig
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.execution.executor import Listener
-from tasks.execution.launch import Launched
-from tasks.execution.launchers import Agents, Local, Program
-from tasks.execution.process_executor import ProcessExecutor
-from tasks.execution.rank_executor import RankExecutor
-from tasks.execution.worker import run_share
-from tasks.inputs.weight_sources import OPTIMIZER, Weights
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, open_run
-from tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
-from tasks.runtime.kv_store import KeyValueStore
-from tasks.runtime.ranks import Ranks
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, LostRankError, WorkerError
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.executor import Listener
+from flowmill.tasks.execution.launch import Launched
+from flowmill.tasks.execution.launchers import Agents, Local, Program
+from flowmill.tasks.execution.process_executor import ProcessExecutor
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.execution.worker import run_share
+from flowmill.tasks.inputs.weight_sources import OPTIMIZER, Weights
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
+from flowmill.tasks.runtime.kv_store import KeyValueStore
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 from tests.tasks.stages.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
@@ -70,6 +70,7 @@ def printed(name: str, arguments: list[str]) -> list[str]:
         launched.stop()
 
 
+@pytest.mark.campaign
 def test_lines_come_through(module: Callable[[str], str]) -> None:
     lines = printed(
         module("sys.stdout.write(' '.join(['rank', os.environ['RANK'], sys.argv[1]]) + chr(10))"), ["hello"]
@@ -77,6 +78,7 @@ def test_lines_come_through(module: Callable[[str], str]) -> None:
     assert sorted(line for line in lines if line.startswith("rank")) == ["rank 0 hello", "rank 1 hello"]
 
 
+@pytest.mark.campaign
 def test_the_first_failing_rank_is_named(module: Callable[[str], str]) -> None:
     body = """
         if os.environ["RANK"] == "1":
@@ -87,6 +89,7 @@ def test_the_first_failing_rank_is_named(module: Callable[[str], str]) -> None:
         printed(module(body), [])
 
 
+@pytest.mark.campaign
 def test_a_rank_that_was_killed_is_named(module: Callable[[str], str]) -> None:
     body = """
         if os.environ["RANK"] == "1":
@@ -97,11 +100,12 @@ def test_a_rank_that_was_killed_is_named(module: Callable[[str], str]) -> None:
         printed(module(body), [])
 
 
+@pytest.mark.campaign
 def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(module: Callable[[str], str]) -> None:
     body = """
         import torch
         import torch.distributed as dist
-        from tasks.runtime.ranks import torchrun_ranks
+        from flowmill.tasks.runtime.ranks import torchrun_ranks
 
         with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
             for number in range(1000):
@@ -113,6 +117,7 @@ def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(modu
         printed(module(body), [])
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("forked_ranks")
 def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str], str], tmp_path: Path) -> None:
     cases = [(1, None), (0, None), (None, 0)]
@@ -120,10 +125,10 @@ def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str
         from pathlib import Path
         import torch
         import torch.distributed as dist
-        from tasks.runtime.kv_store import KeyValueStore as Board
-        from tasks.runtime.ranks import torchrun_ranks
-        from tasks.execution.worker import deal
-        from tasks.stages.stage import Shard
+        from flowmill.tasks.runtime.kv_store import KeyValueStore as Board
+        from flowmill.tasks.runtime.ranks import torchrun_ranks
+        from flowmill.tasks.execution.worker import deal
+        from flowmill.tasks.stages.stage import Shard
 
         def take(number, ranks, board, late, slow):
             folder = Path(sys.argv[1]) / str(number)
@@ -159,6 +164,7 @@ def alive(pids: list[int]) -> list[int]:
 _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 
+@pytest.mark.campaign_cases("False", "True")
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_stopping_leaves_no_process(module: Callable[[str], str], stubborn: bool) -> None:
     ignore = _STUBBORN if stubborn else ""
@@ -174,13 +180,17 @@ def test_stopping_leaves_no_process(module: Callable[[str], str], stubborn: bool
     assert alive(pids) == []
 
 
+@pytest.mark.campaign_cases("False")
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_path: Path, stubborn: bool) -> None:
     ignore = _STUBBORN if stubborn else ""
     name = module(f"{ignore}open(f'{{sys.argv[1]}}/{{os.getpid()}}', 'w'); time.sleep(60)")
     (tmp_path / "pids").mkdir()
     program = f"Program(module={name!r}, arguments=({str(tmp_path / 'pids')!r},), processes=2)"
-    imports = "from tasks.execution.launch import Launched; from tasks.execution.launchers import Local, Program"
+    imports = (
+        "from flowmill.tasks.execution.launch import Launched; "
+        "from flowmill.tasks.execution.launchers import Local, Program"
+    )
     code = f"{imports}; list(Launched({program}, Local()).lines(1))"
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -223,7 +233,7 @@ def test_agents_of_two_nodes_meet_and_hear_the_same(module: Callable[[str], str]
     """)
     launched = Launched(Program(module=name, processes=2, nodes=2), two_nodes())
     try:
-        launched.tell("an-order")
+        launched.send("an-order")
         heard = sorted(line.split()[1:] for line in launched.lines(1) if line and line.startswith("heard"))
     finally:
         launched.stop()
@@ -251,12 +261,12 @@ def test_a_failure_on_one_node_ends_the_others(module: Callable[[str], str]) -> 
 
 def test_the_command_of_an_agent_follows_what_starts_it(tmp_path: Path) -> None:
     launcher = Agents(endpoint="node1:29500", prefixes=(("srun", "--nodes=4", "--ntasks-per-node=1"),), python="/py")
-    program = Program(module="tasks.execution.worker", arguments=("auto",), processes=8, nodes=4)
+    program = Program(module="flowmill.tasks.execution.worker", arguments=("auto",), processes=8, nodes=4)
     (first,), (second,) = (launcher.commands(program, tmp_path) for _ in range(2))
     assert first[:4] == ["srun", "--nodes=4", "--ntasks-per-node=1", "env"]
     for word in ("/py", "--nnodes=4", "--nproc-per-node=8", "--rdzv-endpoint=node1:29500", "--max-restarts=0"):
         assert word in first
-    assert first[-2:] == ["tasks.execution.worker", "auto"]
+    assert first[-2:] == ["flowmill.tasks.execution.worker", "auto"]
     ids = [next(word for word in command if word.startswith("--rdzv-id")) for command in (first, second)]
     assert ids[0] != ids[1], "ranks of an earlier start must not be met"
 
@@ -280,9 +290,10 @@ def test_a_launcher_that_cannot_work_is_refused(
         check_config(make_config("execution.nodes=2", f"execution.launcher={launcher}"))
 
 
+@pytest.mark.campaign
 def test_a_rank_whose_parent_hangs_up_ends_though_it_is_busy() -> None:
     reading = "threading.Thread(target=worker._read, args=(queue.Queue(),)).start()"
-    code = f"import queue, threading, time; from tasks.execution import worker; {reading}; time.sleep(60)"
+    code = f"import queue, threading, time; from flowmill.tasks.execution import worker; {reading}; time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()
@@ -372,7 +383,7 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
     made = trajectories(context)
     assert len(rows) == len(made) == 16
     assert all(row["reward"] == pytest.approx(made[row["sample_id"]][2].mean(), rel=1e-5) for row in rows)
-    assert execution_of(context).host.held() == {}
+    assert execution_of(context).host.loaded() == {}
 
 
 @pytest.fixture
@@ -414,9 +425,10 @@ def test_two_resident_processes_equal_one(
     assert [set(loads) for loads in execution_of(two).executor(RankExecutor).loads].count(
         {"denoiser", "vae", "text"}
     ) == 1
-    assert execution_of(two).host.held() == {}, "the process that orchestrates holds no parameter"
+    assert execution_of(two).host.loaded() == {}, "the process that orchestrates holds no parameter"
 
 
+@pytest.mark.campaign_cases("full, one rank idle")
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     "settings",
@@ -536,6 +548,7 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
     assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
     section = two.config.execution.model_copy(update={"stall_s": 10.0})

@@ -14,15 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.errors import RewardError, WorkerError
-from configs.schema import RunConfig
-from tasks.execution import process_executor
-from tasks.execution.executor import Listener
-from tasks.execution.process_executor import ProcessExecutor
-from tasks.execution.runners import score_workers
-from tasks.runs.context import RunContext
-from tasks.stages.stage import Shard
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import RewardError, WorkerError
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.execution import process_executor
+from flowmill.tasks.execution.executor import Listener
+from flowmill.tasks.execution.process_executor import ProcessExecutor
+from flowmill.tasks.execution.runners import score_workers
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage import Shard
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage, prepare
 
 Make = Callable[..., RunConfig]
@@ -69,6 +69,7 @@ def test_processes_give_the_scores_of_one_thread(make_config: Make, tmp_path: Pa
     assert not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.usefixtures("worth")
 def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Make, tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Ma
         made.close()
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.usefixtures("worth")
 def test_closing_ends_what_is_scored_and_starts_nothing_more(make_config: Make, tmp_path: Path) -> None:
@@ -128,11 +130,12 @@ def failing(media: object, prompts: list[str], metadata: object, *, folder: str)
     return [0.5] * len(prompts)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_processes_end_when_their_parent_is_killed() -> None:
     program = (
         "import time, os; from joblib.externals.loky import ProcessPoolExecutor\n"
-        "from tasks.execution import process_executor as scorers\n"
+        "from flowmill.tasks.execution import process_executor as scorers\n"
         "pool = ProcessPoolExecutor(2, initializer=scorers._begin, initargs=(os.getpid(),))\n"
         "print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600); time.sleep(600)"
     )

@@ -22,10 +22,10 @@ import pytest
 import yaml
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from configs.errors import ConfigError
-from tasks.execution.launch import Launched
-from tasks.execution.launchers import Agents, Launcher, Local, Program
-from tasks.execution.rendezvous import Rendezvous, interface_to, listening, reachable
+from flowmill.configs.errors import ConfigError
+from flowmill.tasks.execution.launch import Launched
+from flowmill.tasks.execution.launchers import Agents, Launcher, Local, Program
+from flowmill.tasks.execution.rendezvous import Rendezvous, interface_to, listening, reachable
 from tests.tasks.execution.test_launch import free_port
 from tools.chaos.kills import digest, start, uninterrupted
 
@@ -34,7 +34,7 @@ RANK = """
     import sys, time, torch
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
-    from tasks.runtime.ranks import torchrun_ranks
+    from flowmill.tasks.runtime.ranks import torchrun_ranks
 
     @record
     def main():
@@ -67,6 +67,7 @@ def listened_at(pids: list[int]) -> Iterator[tuple[str, str]]:
                 yield connection.laddr.ip, " ".join(process.cmdline())
 
 
+@pytest.mark.campaign_cases("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_listen_on_loopback_alone(ranks: Callable[[int, int, Launcher], Launched], nodes: int) -> None:
@@ -121,7 +122,7 @@ def test_a_socket_listens_at_its_address_alone() -> None:
 
 
 def test_ranks_keep_to_the_interface_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.execution.rendezvous import stay_on_interface
+    from flowmill.tasks.execution.rendezvous import stay_on_interface
 
     assert interface_to("127.0.0.1") in psutil.net_if_addrs()
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

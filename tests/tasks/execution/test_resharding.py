@@ -14,14 +14,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from configs.errors import LostRankError
-from configs.schema import RunConfig
-from tasks.execution.rank_executor import RankExecutor
-from tasks.export.checkpoint import export_checkpoint
-from tasks.inputs.weight_sources import OPTIMIZER, Weights
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, open_run
-from tasks.training.state import METRICS
+from flowmill.configs.errors import LostRankError
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.export.checkpoint import export_checkpoint
+from flowmill.tasks.inputs.weight_sources import OPTIMIZER, Weights
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.training.state import METRICS
 from tests.support.inside import execution_of
 from tests.tasks.execution.test_launch import execute
 from tests.tasks.stages.test_stages import stored
@@ -54,6 +54,7 @@ def train(context: RunContext) -> None:
 GROUPS = ("execution.processes=4", "execution.fsdp_size=2")
 
 
+@pytest.mark.campaign_cases("adamw-numbers0-held0")
 @pytest.mark.parametrize(
     ("optimizer", "numbers", "held"),
     [

@@ -11,27 +11,28 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from configs import extras
-from configs.errors import ConfigError, RunConflictError, WorkerError
-from configs.schema import RunConfig, StoreSection
-from flows import process_state, stages
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from tasks.checks.check import check_config
-from tasks.execution.execution import Execution
-from tasks.execution.executor import Listener
-from tasks.execution.jobs import JobExecution, JobSpec
-from tasks.inputs.components import open_trajectory_store
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, open_run
-from tasks.runs.progress import Silent
-from tasks.specs.graph import Node
-from tasks.specs.plan import RunPlan
-from tasks.stages.stage_run import StageRun
+from flowmill.configs import extras
+from flowmill.configs.errors import ConfigError, RunConflictError, WorkerError
+from flowmill.configs.schema import RunConfig, StoreSection
+from flowmill.flows import process_state, stages
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.executor import Listener
+from flowmill.tasks.execution.jobs import JobExecution, JobSpec
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.runs.progress import Silent
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.s3 import Server, free_port, make_bucket, use
@@ -54,13 +55,8 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             ["execution.runner={name: dask, options: {address: 'tcp://node:8786', cluster_class: x.Y}}"],
             "address names a cluster that runs",
         ),
-        (
-            ["execution.runner={name: dask, options: {cluster: {worker_dashboard_address: ':0'}}}"],
-            "cluster has 'worker_dashboard_address', but clusters that are started here serve no dashboard",
-        ),
         (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
         (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
-        (["optimize.replay={epochs: 0}"], "optimize.replay.epochs is 0 and execution.ahead is 0"),
     ],
 )
 def test_what_cannot_work_is_refused(make_config: Make, overrides: list[str], said: str) -> None:
@@ -226,7 +222,7 @@ def test_dask_workers_on_one_bucket_make_the_same_artifacts_though_one_is_killed
     bucket: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, prefect_server: str
 ) -> None:
     root, tracking = f"s3://{bucket}/dask", f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
-    command = [sys.executable, "-m", "flows.cli", "run", str(config_file), "--root", root, *AHEAD]
+    command = [sys.executable, "-m", "flowmill.flows.cli", "run", str(config_file), "--root", root, *AHEAD]
     command += ["--set", "execution.runner={name: dask}", "--set", tracking]
     environment = {**os.environ, "PREFECT_API_URL": prefect_server}
     store = ArtifactStore(StoreSection(root=root, cache=str(tmp_path / "cache")))
@@ -261,9 +257,38 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
     with process_state.opened(context) as execution:
         # No time at all: a task of its own for each.
-        assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == [due[0].name]
+        assert stages.run_shards.fn(stages.job_of(run), [astuple(shard) for shard in due[:2]], 0.0) == [due[0].name]
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
         listener = Listener(on_commit=lambda names: committed.append([*names]))
         names = execution.executor(stages.TaskExecutor).run(run, run.pending(), listener)
     assert committed == [names] == [[shard.name for shard in due[1:]]]
     assert run.pending() == []
+
+
+class Sent:
+    """The future of a task on a cluster: what its looks give, and whether the server knows an end of the task."""
+
+    def __init__(self, *looks: BaseException | None, ended: bool) -> None:
+        self._looks, self.state = [*looks], SimpleNamespace(is_final=lambda: ended)
+
+    def result(self, timeout: float) -> None:
+        look = self._looks.pop(0)
+        if look is not None:
+            raise look
+
+
+def test_a_wait_for_a_cluster_ends_with_the_cluster(make_config: Make) -> None:
+    from distributed.client import FutureCancelledError
+
+    runner = "execution.runner={name: dask, options: {address: 'tcp://127.0.0.1:8786'}}"
+    waiting = stages.TaskExecutor(Execution(begin_run(make_config(runner))))._wait_for
+    looks: list[str] = []
+    listener = Listener(on_look=lambda: looks.append("look"))
+    waiting(Sent(TimeoutError(), TimeoutError(), None, ended=False), "shard 0", listener)
+    assert looks == ["look"] * 3
+    for lost in (FutureCancelledError("task", "scheduler-connection-lost"), RuntimeError("the client is closed")):
+        with pytest.raises(WorkerError, match=f"runner 'dask' ended before shard 0 was done: {type(lost).__name__}"):
+            waiting(Sent(TimeoutError(), lost, ended=False), "shard 0", listener)
+    for own in (TimeoutError("of the task"), ValueError("of the task")):
+        with pytest.raises(type(own), match="of the task"):
+            waiting(Sent(own, ended=True), "shard 0", listener)

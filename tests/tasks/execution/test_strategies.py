@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
-from configs.errors import ConfigError, WorkerError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.library_loading import diffusers_class
-from models.memory.published import pipelines
-from models.policies.attention import UNSPLIT
-from models.rewards.clip import ClipScore
-from tasks.checks.check import check_config
-from tasks.execution.execution import Execution
-from tasks.execution.rank_executor import RankExecutor
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import diffusers_class
+from flowmill.models.memory.published import pipelines
+from flowmill.models.policies.attention import UNSPLIT
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.clip import write_clip
 from tests.support.inside import make_stage, prepare
 from tests.tasks.stages.test_stages import assert_same_trajectories, weights
 from tests.tasks.stages.test_start import reference_kl
@@ -125,6 +119,14 @@ def updates(context: RunContext) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.campaign_cases(
+    "one machine-z_image-fsdp",
+    "one machine-sd15-fsdp",
+    "two agents-wan22-fsdp",
+    "one machine-wan22-fsdp, ulysses, fused",
+    "one machine-qwen_image-fsdp, spread",
+    "one machine-flux2-fsdp, offload",
+)
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
@@ -164,6 +166,7 @@ def test_two_ranks_train_as_one_process(
     assert crew.starts == 1
 
 
+@pytest.mark.campaign_cases("means-fsdp-one machine")
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
@@ -210,7 +213,8 @@ def test_two_ranks_compare_with_the_policy_they_started_from_as_one_process(
     crew: RankExecutor, single: RankExecutor, tmp_path: Path, strategy: str, lora: str
 ) -> None:
     """In rollouts and in training, where adapters of the reference are exchanged with the trained ones."""
-    settings = [f"model.lora={lora}", "advantage.kl_coef=0.1", "optimize.learning_rate=1e-2"]
+    # With Adam's usual epsilon, gradients that are 0 but for rounding move weights as far as others do.
+    settings = [f"model.lora={lora}", "advantage.kl_coef=0.1", "optimize.learning_rate=1e-2", "optimize.epsilon=1e-5"]
     ranks = [f"execution.{each}" for each in ("processes=2", *STRATEGIES[strategy])]
     on_ranks(single, prepare(config_of("sd3", tmp_path, *settings, "run.name=first")), 1)
     started = [*settings, "model.start=first@1", "run.seed=3"]
@@ -276,6 +280,7 @@ def test_two_ranks_ask_rewards_as_one_process(
     assert max(float((ours[name] - first[name]).abs().max()) for name in ours) > 1e-3
 
 
+@pytest.mark.campaign_cases("branches-one machine")
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
@@ -309,49 +314,6 @@ def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
         assert made[0] == made[1], "every file of a rollout is the same to the byte"
 
 
-class Torn(ClipScore):
-    """Cannot score one of the samples, and says so between its forwards."""
-
-    def of_texts(self, texts: Sequence[str]) -> Tensor:
-        if os.environ["RANK"] == "1":
-            raise ValueError("torn")
-        return super().of_texts(texts)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
-def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: RankExecutor, tmp_path: Path) -> None:
-    """Three shards on two ranks; where one rank fails, its error is reported, not that of those that waited for it."""
-    (tmp_path / "clip").mkdir()
-    options = {"model": write_clip(tmp_path / "clip")}
-
-    def scoring(reward: str, *settings: str, force: bool = False) -> StageRun:
-        section = {"name": reward, "label": "likeness", "options": options, "spread": True, "batch_size": 2}
-        rewards = [f"rewards=[{json.dumps(section)}]", "evaluate.judges=[]"]
-        uneven = ["rollout.prompts_per_epoch=3", "rollout.groups_per_shard=1"]
-        context = prepare(config_of("sd3", tmp_path / "store", *rewards, *uneven, *settings))
-        StageRun(make_stage(context, "rollout", 1)).execute()
-        return StageRun(make_stage(context, "score", 1, "likeness"), force=force)
-
-    together = scoring("clip_score", "execution.processes=2", "run.name=together")
-    assert len(together.stage.shards()) == 3
-    crew.run(together, together.pending())
-    together.finish()
-    alone = scoring("clip_score", force=True)
-    alone.execute()
-    contents = [run.stage.context.store.require(run.ref).content for run in (together, alone)]
-    assert contents[0] == contents[1]
-    assert together.ref != alone.ref
-    torn = scoring(f"{__name__}:Torn", "execution.processes=2", "run.name=torn")
-    # Ranks that fail are ended, which others than these are.
-    with (
-        closing(RankExecutor(Execution(torn.stage.context))) as ending,
-        pytest.raises(WorkerError, match="torn"),
-    ):
-        ending.run(torn, torn.pending())
-
-
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:
     presets = [load_config(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
     plans = {
@@ -361,9 +323,9 @@ def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() ->
     }
     assert set(plans) >= {"sd15", "sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22", "z_image"}
     # There is one for LTX-2, which splits the clip and leaves its sound whole.
-    without = {family for family, plan in plans.items() if plan is None} | {"ltx2", "minimax_h3"}
+    without = {family for family, plan in plans.items() if plan is None} | {"ltx2"}
     # Tasks that begin with images have the denoisers of those that do not.
-    assert without | {"hunyuan_video15_i2v", "ltx2_i2v", "minimax_h3_fl2v"} == UNSPLIT
+    assert without | {"hunyuan_video15_i2v", "ltx2_i2v"} == UNSPLIT
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.load import load_config
-from configs.schema import RunConfig
-from storage.trajectories.tables import read_rows
-from tasks.execution.execution import Execution
-from tasks.execution.rank_executor import RankExecutor
-from tasks.inputs.weight_sources import CRITIC, Weights
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.specs.plan import RunPlan
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.inputs.weight_sources import CRITIC, Weights
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, NotCommittedError, PublishError
-from flows.cli.publish import publish_command
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.transfer import copy_run
-from tasks.export.publish import HERE, finished_export, for_hub
-from tasks.export.request import PublishRequest
-from tasks.runs.opening import open_run
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, NotCommittedError, PublishError
+from flowmill.flows.cli.publish import publish_command
+from flowmill.flows.requests import PublishRequest
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.transfer import copy_run
+from flowmill.tasks.export.publish import HERE, finished_export, for_hub
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
 from tests.support.hub import Hub, local_hub
 from tests.support.inside import make_stage, prepare
@@ -48,7 +48,7 @@ def flowmill(store: ArtifactStore, hub: Hub | str, *arguments: str, **given: str
     own = {"HF_ENDPOINT": endpoint, "HF_HOME": home, "HF_HUB_DISABLE_XET": "1", "COLUMNS": "200", **given}
     kept = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", "publish", *arguments, "--root", store.root.uri],
+        [sys.executable, "-m", "flowmill.flows.cli", "publish", *arguments, "--root", store.root.uri],
         cwd=ROOT,
         env={**kept, **own},
         capture_output=True,
@@ -75,6 +75,10 @@ def test_an_export_is_published_in_one_commit(store: ArtifactStore, hub: Hub) ->
     assert hub.files["ann/signs"] == sent
 
 
+@pytest.mark.campaign_cases(
+    "ann/signs-given2-the token may not write to 'ann', or the repository is",
+    "ann/signs-given1-the Hub does not know this token",
+)
 @pytest.mark.parametrize(
     ("repo", "given", "message"),
     [
@@ -109,9 +113,10 @@ def test_refusals_say_what_to_do(
 )
 def test_addresses_that_are_none(model: str, epoch: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        publish_command(PublishRequest(model=model, repo="ann/signs", epoch=[] if epoch is None else [epoch]))
+        publish_command(PublishRequest(model=model, repo="ann/signs", epoch=epoch))
 
 
+@pytest.mark.campaign
 def test_a_card_the_hub_refuses(store: ArtifactStore, hub: Hub) -> None:
     hub.faulty_card = True
     done = flowmill(store, hub, "small", "ann/signs", HF_TOKEN="a-token")
@@ -121,6 +126,7 @@ def test_a_card_the_hub_refuses(store: ArtifactStore, hub: Hub) -> None:
     assert hub.files == {}
 
 
+@pytest.mark.campaign
 def test_without_network_or_token_variable(store: ArtifactStore) -> None:
     with local_hub() as gone:
         url = gone.url
@@ -133,7 +139,7 @@ def test_without_network_or_token_variable(store: ArtifactStore) -> None:
 
 
 def test_only_what_was_exported_is_published(store: ArtifactStore) -> None:
-    with pytest.raises(NotCommittedError, match=r"no export for epoch 3: it has epochs 0 to 0\. Name one"):
+    with pytest.raises(NotCommittedError, match=r"no export for epoch 3: 0 of its 0 epochs are trained"):
         finished_export(open_run(store.root.uri, "small", reads=True), 3)
 
 
@@ -158,3 +164,8 @@ def test_what_lies_beside_an_export_is_not_published_nor_copied(store: ArtifactS
     (folder / "README.md").symlink_to(kept)
     with pytest.raises(PublishError, match="is a link"):
         finished_export(open_run(store.root.uri, "small", reads=True), None)
+
+
+def test_samples_are_published_by_datasets_itself() -> None:
+    with pytest.raises(ConfigError, match=r"--dataset no longer exists\. .*\.dataset\(EPOCH\)\.push_to_hub"):
+        publish_command(PublishRequest(model="small", repo="ann/signs"), dataset=True)

@@ -14,17 +14,17 @@ from peft import PeftModel
 from torch.nn import Linear
 from transformers import AutoModelForCausalLM
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.weights.quantized import dequantized, is_quantized
-from tasks.checks.check import check_config
-from tasks.inputs.base_model import front_matter
-from tasks.inputs.weight_sources import Weights, exported_folder
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
-from tasks.training import epoch as training
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.weights.quantized import dequantized, is_quantized
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.base_model import front_matter
+from flowmill.tasks.inputs.weight_sources import Weights, exported_folder
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.training import epoch as training
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import drawn_texts_data, texts_data
@@ -70,7 +70,7 @@ def test_texts_are_trained_as_they_are_drawn(texts: Path, quantizer: str, dtype:
     context = trained(load_config(texts, [LORA, f"model.quantize.name={quantizer}", f"model.dtype={dtype}"]))
     assert largest_gap(context) <= most
     numbers = sum(parameter.numel() for parameter in policy_of(context).model.parameters())
-    assert execution_of(context).host.held()["policy"] < numbers * getattr(torch, dtype).itemsize
+    assert execution_of(context).host.loaded()["policy"] < numbers * getattr(torch, dtype).itemsize
 
 
 def test_peft_loads_the_adapters_next_to_a_base_that_is_rounded_or_not(texts: Path) -> None:
@@ -160,7 +160,7 @@ REFUSED = [
 def test_settings_that_cannot_work_are_refused(
     settings: tuple[str, ...], message: str, make_config: ConfigFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.weights.quantized.require_extra", lambda *names, label: None)
+    monkeypatch.setattr("flowmill.models.weights.quantized.require_extra", lambda *names, label: None)
     with pytest.raises(ConfigError, match=message):
         check_config(make_config(*settings))
 

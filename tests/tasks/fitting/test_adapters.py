@@ -14,12 +14,12 @@ from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from configs.errors import ConfigError
-from models.rewards.factory import make_reward
-from models.weights.lora import block_layers
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.verify import verify_store
-from tasks.fitting.fit import FittedModel, fit_reward
+from flowmill.configs.errors import ConfigError
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.weights.lora import block_layers
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.tasks.fitting.fit import FittedModel, fit_reward
 from tests.support.clip import write_clip, write_siglip
 from tests.support.judged import fit_config, write_pairs, write_rows
 from tests.support.text_models import write_sentiment
@@ -95,9 +95,9 @@ def test_a_stopped_fit_goes_on_and_the_reward_scores_as_it_was_measured(
     stored = load_file(resumed.folder / "adapter.safetensors")
     assert all(value.abs().sum() > 0 for name, value in stored.items() if ".layers.0." in name or ".layer.0." in name)
     trained = sum(value.numel() for value in stored.values())
-    assert resumed.about["trained"]["adapters"] == trained
+    assert resumed.summary["trained"]["adapters"] == trained
     assert f"rank 2, alpha 8 and {trained:,} trained parameters" in (resumed.folder / "README.md").read_text()
-    assert accuracy(resumed, settings) == pytest.approx(resumed.about["heldout"]["accuracy"]["mean"])
+    assert accuracy(resumed, settings) == pytest.approx(resumed.summary["heldout"]["accuracy"]["mean"])
 
 
 def test_adapters_learn_change_scores_and_have_gradients(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_adapters_learn_change_scores_and_have_gradients(tmp_path: Path) -> None
     backbone = {"name": "clip", "options": {"model": clip}}
     config = fit_config(tmp_path, data, backbone=backbone, share=0.4, **{**SETTINGS, "updates": 12})
     made = fit_reward(config)
-    assert made.about["curve"][-1]["train"] < made.about["curve"][0]["train"]
+    assert made.summary["curve"][-1]["train"] < made.summary["curve"][0]["train"]
     options = {"path": str(made.folder), "model": clip, "unproven": True}
     reward = make_reward("fitted", options)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 30, 30, 3), np.uint8)

@@ -15,18 +15,18 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from configs.errors import ConfigError
-from configs.reward_fit import load_fit
-from flows.cli import app
-from models.rewards.factory import make_reward
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.garbage_collection import Retention, plan_removals
-from storage.maintenance.verify import verify_store
-from tasks.fitting import fit as fitting
-from tasks.fitting.figures import figures_of_preferences
-from tasks.fitting.fit import copy_model, fit_reward
-from tasks.fitting.judgments import Judgment
-from tasks.fitting.splits import check_leaks, held_out
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.reward_fit import load_fit
+from flowmill.flows.cli import app
+from flowmill.models.rewards.factory import make_reward
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.tasks.fitting import fit as fitting
+from flowmill.tasks.fitting.figures import figures_of_preferences
+from flowmill.tasks.fitting.fit import copy_model, fit_reward
+from flowmill.tasks.fitting.judgments import Judgment
+from flowmill.tasks.fitting.splits import check_leaks, held_out
 from tests.support.judged import HELDOUT, PIXELS, fit_config, write_fitted, write_images, write_pairs, write_rows
 
 Row = Mapping[str, Any]
@@ -53,15 +53,17 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("ties", ["half", "davidson"])
 def test_a_rule_is_learned_and_measured(judged: Path, tmp_path: Path, ties: str) -> None:
     made = fit_reward(fit_config(tmp_path, judged / "pairs.jsonl", ties=ties))
-    found = made.about["heldout"]
+    found = made.summary["heldout"]
     assert found["accuracy"]["low"] > 0.85
     assert found["accuracy"]["mean"] > 0.9
     assert found["accuracy"]["unit"] == "prompts"
     assert set(found["raters"]) == {"ada", "bob", "cy"}
-    assert sum(each["judgments"] for each in found["raters"].values()) == made.about["data"]["heldout"] - found["ties"]
-    assert sum(row["count"] for row in found["calibration"]) == made.about["data"]["heldout"]
-    assert made.about["curve"][-1]["train"] < 0.7 * made.about["curve"][0]["train"]
-    assert (made.about["ties"] is not None) == (ties == "davidson")
+    assert (
+        sum(each["judgments"] for each in found["raters"].values()) == made.summary["data"]["heldout"] - found["ties"]
+    )
+    assert sum(row["count"] for row in found["calibration"]) == made.summary["data"]["heldout"]
+    assert made.summary["curve"][-1]["train"] < 0.7 * made.summary["curve"][0]["train"]
+    assert (made.summary["ties"] is not None) == (ties == "davidson")
     assert "held-out" in (made.folder / "README.md").read_text().lower()
     reward = make_reward("fitted", {"path": str(made.folder)})
     rows = [json.loads(line) for line in (judged / "pairs.jsonl").read_text().splitlines()]
@@ -74,7 +76,7 @@ def test_a_rule_is_learned_and_measured(judged: Path, tmp_path: Path, ties: str)
 
 def test_random_judgments_teach_nothing(tmp_path: Path) -> None:
     made = fit_reward(fit_config(tmp_path, write_pairs(tmp_path, 400, random=True), share=0.4))
-    found = made.about["heldout"]["accuracy"]
+    found = made.summary["heldout"]["accuracy"]
     assert found["low"] < 0.5 < found["high"]
 
 
@@ -86,10 +88,12 @@ def test_ratings_are_regressed(tmp_path: Path) -> None:
         for number, rating in enumerate(ratings.tolist())
     ]
     made = fit_reward(fit_config(tmp_path, write_rows(tmp_path / "ratings.jsonl", rows), scale=(0, 10), updates=200))
-    found = made.about["heldout"]
+    found = made.summary["heldout"]
     assert found["accuracy"]["mean"] > 0.85
     assert found["error"] < 0.6 * found["deviation"]
-    scores = make_reward("fitted", {"path": str(made.folder)}).score(pictures(tmp_path, range(100)), [""] * 100, [])
+    # One rating per prompt: no interval over prompts shows that the reward is better than chance.
+    reward = make_reward("fitted", {"path": str(made.folder), "unproven": True})
+    scores = reward.score(pictures(tmp_path, range(100)), [""] * 100, [])
     assert np.abs(np.asarray(scores.values) - ratings[:100]).mean() < 1.5
 
 
@@ -193,7 +197,7 @@ def test_figures_by_hand() -> None:
     found = figures_of_preferences(rows, difference, np.array([0.9, 0.9, 0.5, 0.1]))
     # Right, wrong, and equal scores; the tie is no judgment of either.
     assert found["accuracy"]["mean"] == pytest.approx(0.5)
-    assert (found["accuracy"]["count"], found["ties"]) == (3, 1)
+    assert (found["accuracy"]["count"], found["ties"]) == (1, 1), "one prompt"
     first, last = found["calibration"]
     assert (first["count"], first["predicted"], first["observed"]) == (1, 0.5, 1.0)
     # Favored sides: preferred, not preferred, and a tie.
@@ -227,7 +231,7 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
         lambda rows: rows.__setitem__(slice(None), rated(rows, 7)),
         "line 1: the rating 'rating' is 7, but the scale is 1.0 to 5.0",
     ),
-    "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "is 'good', but the scale"),
+    "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "is 'good', no number"),
     "both kinds": (lambda rows: rows.append(rated(rows, 3)[0]), "line 61 has no 'chosen'"),
     "ties alone": (lambda rows: [row.update(tie="yes") for row in rows], "all held-out judgments are ties or equal"),
     "equal ratings": (lambda rows: rows.__setitem__(slice(None), rated(rows, 3)), "are ties or equal ratings, which"),
@@ -271,7 +275,7 @@ def test_a_leak_into_given_held_out_judgments_is_named(change: Row, message: str
     assert f"{data}, line 4" in str(caught.value)
     write_rows(heldout, rows[40:])
     made = fit_reward(fit_config(tmp_path, data, heldout=str(heldout), updates=1))
-    assert (made.about["data"]["train"], made.about["data"]["heldout"]) == (40, 40)
+    assert (made.summary["data"]["train"], made.summary["data"]["heldout"]) == (40, 40)
 
 
 def test_a_config_names_files_next_to_it_and_unknown_settings_are_refused(tmp_path: Path) -> None:
@@ -299,7 +303,7 @@ def test_a_source_that_cannot_be_read_is_named_with_its_setting_once(tmp_path: P
     listed = write_rows(tmp_path / "pairs.jsonl", rows)
     for data, message in (
         ("nope.csv", "data: 'nope.csv' does not exist"),
-        (listed, f"rows cannot be used:\n  {listed}"),
+        (listed, f"{listed}, line 3: the prompt is a number"),
     ):
         with pytest.raises(ConfigError) as caught:
             fit_reward(fit_config(tmp_path, data))
@@ -353,8 +357,8 @@ def test_a_reward_that_may_be_chance_is_refused_unless_it_is_accepted(tmp_path: 
     folder = write_fitted(tmp_path / "coin")
     about = json.loads((tmp_path / "coin" / "reward.json").read_text())
     for low, found in (
-        (0.5, "0.560 of 99 held-out judgments right (95 %: 0.500 to 0.620), which"),
-        (None, "(too few for"),
+        (0.5, "0.560 of its held-out judgments right (95 %: 0.500 to 0.620), which"),
+        (None, "(unknown interval), which"),
     ):
         about["heldout"]["accuracy"] = {"mean": 0.56, "low": low, "high": low and 0.62, "count": 99}
         (tmp_path / "coin" / "reward.json").write_text(json.dumps(about))
@@ -363,6 +367,8 @@ def test_a_reward_that_may_be_chance_is_refused_unless_it_is_accepted(tmp_path: 
         assert make_reward("fitted", {"path": folder, "unproven": True})
 
 
+@pytest.mark.campaign_cases("none", "characters")
+@pytest.mark.slow_cases("words")
 @pytest.mark.parametrize("kind", ["words", "characters", "none"])
 def test_which_of_two_images_is_better_depends_on_the_prompt(kind: str, tmp_path: Path) -> None:
     left, places = write_images(tmp_path, 800), ("left side", "right side")
@@ -376,7 +382,7 @@ def test_which_of_two_images_is_better_depends_on_the_prompt(kind: str, tmp_path
     backbone = {"name": "pixels", "options": {"height": 8, "width": 16, "prompt": kind}}
     data = write_rows(tmp_path / "pairs.jsonl", rows)
     made = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=400, learning_rate=3e-3))
-    accuracy = made.about["heldout"]["accuracy"]["mean"]
+    accuracy = made.summary["heldout"]["accuracy"]["mean"]
     if kind == "none":
         assert accuracy < 0.6
         return

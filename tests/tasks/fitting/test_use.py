@@ -11,31 +11,32 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from configs.errors import ConfigError, CorruptError, RewardError, RunConflictError
-from configs.schema import RunConfig
-from models.rewards.backbones import TextLikelihood
-from models.rewards.base import Batch
-from models.rewards.factory import make_reward
-from models.rewards.invocation import Handling, score
-from storage.artifacts.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.maintenance.transfer import copy_run
-from storage.maintenance.verify import verify_store
-from storage.trajectories.tables import read_rows, write_rows
-from tasks.checks.check import check_config
-from tasks.checks.names import check_names
-from tasks.checks.try_rewards import try_rewards
-from tasks.fitting import fit
-from tasks.fitting.fit import FittedModel, copy_model, fit_reward
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.fits import Fits, named_fits
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.runs.staleness import explain
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, CorruptError, RewardError, RunConflictError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.backbones import TextLikelihood
+from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import Handling, score
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.transfer import copy_run
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.storage.trajectories.tables import read_rows, write_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.names import check_names
+from flowmill.tasks.checks.try_rewards import try_rewards
+from flowmill.tasks.fitting import fit
+from flowmill.tasks.fitting.fit import FittedModel, copy_model, fit_reward
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.fits import Fits, named_fits
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.runs.staleness import explain
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
+from tests.models.text.test_control_tokens import tokenizer
 from tests.support.clip import write_clip, write_siglip
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.judged import fit_config, write_pairs
@@ -67,6 +68,7 @@ def pending(context: RunContext, node: Node) -> int:
     return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
 
 
+@pytest.mark.campaign_cases("path")
 @pytest.mark.parametrize("named", ["run", "path"])
 def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
     named: str, pairs: Path, make_config: Make, tmp_path: Path
@@ -231,15 +233,15 @@ def test_preferences_of_a_store_are_about_its_samples(judged: str, make_config: 
     )
     made = fit_reward(config_of)
     assert set(context.store.require(made.ref).inputs) == {str(ref), str(samples)}
-    assert made.about["data"]["sources"] == {str(ref): 160}
+    assert made.summary["data"]["sources"] == {str(ref): 160}
     if judged == "images":
         return
-    assert made.about["curve"][-1]["train"] < 0.3
+    assert made.summary["curve"][-1]["train"] < 0.3
     again = prepare(
         make_config(
             "rollout.prompts_per_epoch=8",
             "rollout.media.latents=true",
-            f"rewards=[{{name: fitted, options: {{path: '{made.folder}', media: latents}}}}]",
+            f"rewards=[{{name: fitted, options: {{path: '{made.folder}', media: latents, unproven: true}}}}]",
         ).model_copy(update={"run": config.run.model_copy(update={"name": "other"})})
     )
     assert pending(again, ROLLOUT) == 0, "the samples of the first run are those of the second"
@@ -247,7 +249,7 @@ def test_preferences_of_a_store_are_about_its_samples(judged: str, make_config: 
     scores = read_rows(again.store, make(again, SCORE)).column("reward").to_pylist()
     assert np.std(scores) > 0
     with pytest.raises(ConfigError, match=r"was fitted on latents.*Set it to 'latents'"):
-        make_reward("fitted", {"path": str(made.folder)})
+        make_reward("fitted", {"path": str(made.folder), "unproven": True})
 
 
 def test_a_preference_about_an_unknown_sample_is_named(make_config: Make, tmp_path: Path) -> None:
@@ -274,7 +276,7 @@ def test_a_head_on_embeddings_needs_their_model(write: Callable[[Path], str], tm
     pairs, clip = write_pairs(tmp_path / "pairs", 110), write(tmp_path / "clip")
     backbone = {"name": "clip", "options": {"model": clip, "hidden": 8}}
     made = fit_reward(fit_config(tmp_path, pairs, backbone=backbone, updates=200, learning_rate=1e-2))
-    assert made.about["curve"][-1]["train"] < 0.5
+    assert made.summary["curve"][-1]["train"] < 0.5
     with pytest.raises(ConfigError, match=r"does not hold the model of its backbone\. Set the option 'model'"):
         make_reward("fitted", {"path": str(made.folder), "unproven": True})
     reward = make_reward("fitted", {"path": str(made.folder), "model": clip, "unproven": True})
@@ -299,8 +301,8 @@ def test_a_head_on_a_classifier_of_texts(tmp_path: Path) -> None:
     data.write_text("\n".join(lines))
     backbone = {"name": "text", "options": {"model": model, "given": "text"}}
     made = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=300, learning_rate=1e-2))
-    assert made.about["heldout"]["accuracy"]["mean"] > 0.9
-    assert made.about["heldout"]["ties"] > 0
+    assert made.summary["heldout"]["accuracy"]["mean"] > 0.9
+    assert made.summary["heldout"]["ties"] > 0
     reward = make_reward("fitted", {"path": str(made.folder), "model": model})
     texts = np.array(["good days are here", "bad days are here"], object)
     good, bad = np.asarray(reward.score(texts, ["", ""], [{}, {}]).values)  # type: ignore[union-attr]
@@ -331,6 +333,21 @@ def test_likelihoods_under_a_language_model_are_those_of_its_own_loss(tmp_path: 
         backbone.inputs(["7" * 80], [""])
 
 
+def test_likelihoods_are_of_the_text_as_it_follows_its_prompt(tmp_path: Path) -> None:
+    """SentencePiece begins a text with a space, and some tokenizers end every text."""
+    made = tokenizer("spaced", ends=True)
+    made.save_pretrained(tmp_path)
+    config = LlamaConfig(vocab_size=len(made), hidden_size=16, intermediate_size=16, num_attention_heads=2)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    (found,) = TextLikelihood(model=str(tmp_path), device="cpu").inputs(np.array(["46"], object), ["12+34="])
+    ids = made("12+34=46", return_tensors="pt").input_ids
+    with torch.no_grad():
+        logs = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[-3:, 0]
+    assert found.tolist() == pytest.approx([logs.sum().item(), logs.mean().item(), logs.min().item()], abs=1e-5)
+
+
 def test_a_head_on_likelihoods_learns_what_the_language_model_knows(tmp_path: Path) -> None:
     write_language_model(tmp_path / "lm")
     options, draw = {"model": str(tmp_path / "lm")}, np.random.default_rng(0)
@@ -342,7 +359,7 @@ def test_a_head_on_likelihoods_learns_what_the_language_model_knows(tmp_path: Pa
     (tmp_path / "texts.csv").write_text("\n".join(rows))
     config = fit_config(tmp_path, tmp_path / "texts.csv", backbone={"name": "likelihood", "options": options})
     made = fit_reward(config.model_copy(update={"learning_rate": 0.1}))
-    assert made.about["heldout"]["accuracy"]["low"] > 0.5
+    assert made.summary["heldout"]["accuracy"]["low"] > 0.5
     reward = make_reward("fitted", {"path": str(made.folder), **options})
     scores = np.asarray(reward.score(np.array(pairs[0], object), ["1="] * 2, [{}, {}]).values)  # type: ignore[union-attr]
     assert (scores[0] > scores[1]) == (likely[0, 0] > likely[1, 0]).item()

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.data import DataSection, HeldOutSection
-from configs.errors import DataError
-from configs.reward_fit import JudgmentRows
-from tasks.inputs.data_rows import GivenData, read_given
-from tasks.inputs.given_file import MOST_BYTES, MOST_TEXT
+from flowmill.configs.data import DataSection, HeldOutSection
+from flowmill.configs.errors import DataError
+from flowmill.configs.reward_fit import JudgmentRows
+from flowmill.tasks.inputs.data_rows import DataRows, read_data_rows
+from flowmill.tasks.inputs.rows.bounds import MOST_BYTES, MOST_TEXT
 from tests.support.given import TEXTS, picture, png, singles, write_jsonl
 
 Line = bytes | dict[str, Any]
@@ -32,13 +32,13 @@ RATED = {**TEXT, "rating": "stars", "scale": (1, 5)}
 DEEP = b'{"prompt": "p", "text": "t", "deep": ' + b"[" * 900 + b"]" * 900 + b"}"
 
 
-def both_ways(source: Path | str, options: dict[str, Any], message: str) -> GivenData:
+def both_ways(source: Path | str, options: dict[str, Any], message: str) -> DataRows:
     """Return the rows without the one bad row, which is named with a message otherwise."""
     with pytest.raises(DataError, match=message) as caught:
-        read_given(DataSection(train=str(source), **options))
+        read_data_rows(DataSection(train=str(source), **options))
     assert "data.bad_rows to 'leave_out'" in str(caught.value)
     assert "Traceback" not in str(caught.value)
-    found = read_given(DataSection(train=str(source), bad_rows="leave_out", **options))
+    found = read_data_rows(DataSection(train=str(source), bad_rows="leave_out", **options))
     ((place, reason),) = found.refused
     assert re.search(message, reason), reason
     assert re.search(r"((line|row) \d+|\.png)$", place)
@@ -57,7 +57,10 @@ LINES: dict[str, tuple[Line, dict[str, Any], str]] = {
     "empty prompt": ({"prompt": "\n", "text": "t"}, TEXT, "line 3: the prompt is empty"),
     "empty text": ({"prompt": "p", "text": ""}, TEXT, "line 3 has no 'text'"),
     "spaces only": ({"prompt": "p", "text": " \t\n"}, TEXT, "line 3 has no 'text'"),
-    "a text that is a number": ({"prompt": "p", "text": 7}, TEXT, "line 3 has no 'text'"),
+    "a text that is a number": ({"prompt": "p", "text": 7}, TEXT, "line 3 has a number as 'text', not .*. Mend it, or"),
+    "no text": ({"prompt": "p", "text": None}, TEXT, "line 3 has no 'text'"),
+    "a truth value as text": ({"prompt": "p", "text": True}, TEXT, "line 3 has a truth value as 'text'"),
+    "an object as text": ({"prompt": "p", "text": {"a": 1}}, TEXT, "line 3 has an object as 'text'"),
     "the same row": (GOOD[0], TEXT, "line 3 repeats .*line 1"),
     "too good": ({"prompt": "p", "text": "t", "stars": 5.01}, RATED, "line 3: the rating 'stars' is 5.01"),
     "no rating": ({"prompt": "p", "text": "t"}, RATED, "line 3 has no 'stars', the rating. Add it, or set data.rating"),
@@ -85,7 +88,7 @@ def test_a_bad_line_costs_no_other(tmp_path: Path, kind: str) -> None:
 
 def test_deeply_nested_columns_cost_no_other_row(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "a", "text": "b"}\n' + DEEP)
-    found = read_given(DataSection(train=str(tmp_path / "rows.jsonl"), bad_rows="leave_out", **TEXT))
+    found = read_data_rows(DataSection(train=str(tmp_path / "rows.jsonl"), bad_rows="leave_out", **TEXT))
     assert len(found.rows) + len(found.refused) == 2
 
 
@@ -185,7 +188,7 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
     assert [files[place].read() for place in order] == [[*images[:2], *images[3:]][place] for place in order]
     made["image"][1] = images[4]
     pq.write_table(pa.table(made), tmp_path / "rows.parquet", row_group_size=2)
-    again = read_given(DataSection(train=str(tmp_path / "rows.parquet"), bad_rows="leave_out"))
+    again = read_data_rows(DataSection(train=str(tmp_path / "rows.parquet"), bad_rows="leave_out"))
     pq.write_table(pa.table({**made, "image": images}), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match="row 2, image was changed since the rows were read"):
         again.rows[1].samples[0].read()
@@ -238,7 +241,7 @@ def test_a_bad_member_of_a_tar_costs_no_other_row(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../up", "./a/../b", "n" * 300, "f/" * 200 + "x", "é", "a b\tc"])
 def test_names_in_tars_are_no_paths(tmp_path: Path, name: str) -> None:
     (tmp_path / "rows.tar").write_bytes(sample(name) + bytes(1024))
-    (row,) = read_given(DataSection(train=str(tmp_path / "rows.tar"))).rows
+    (row,) = read_data_rows(DataSection(train=str(tmp_path / "rows.tar"))).rows
     assert row.samples[0].read() == png(picture(0))
     assert os.listdir(tmp_path) == ["rows.tar"]
 
@@ -270,8 +273,8 @@ def test_held_out_prompts_are_no_rows(tmp_path: Path) -> None:
     source = str(write_jsonl(tmp_path, [{"prompt": "A  Cat", "text": "1"}, {"prompt": "a dog", "text": "2"}]))
     heldout = frozenset({("a cat", None)})
     with pytest.raises(DataError, match=r"line 1: the prompt 'A  Cat' is in prompts.heldout too"):
-        read_given(DataSection(train=source, **TEXT), heldout)
-    found = read_given(DataSection(train=source, bad_rows="leave_out", **TEXT), heldout)
+        read_data_rows(DataSection(train=source, **TEXT), heldout)
+    found = read_data_rows(DataSection(train=source, bad_rows="leave_out", **TEXT), heldout)
     assert [row.text for row in found.rows] == ["a dog"]
 
 
@@ -280,13 +283,13 @@ def test_messages_name_the_setting_of_the_rows(tmp_path: Path) -> None:
         for missing in ("data.train.jsonl", "data.train.tar", "data.train-*.tar"):
             section = kind.model_validate({"train": str(tmp_path / missing), **TEXT})
             with pytest.raises(DataError) as caught:
-                read_given(section)
+                read_data_rows(section)
             assert str(caught.value).startswith(f"{section.setting}: ")
             assert f"'{tmp_path / missing}'" in str(caught.value)
         rows = write_jsonl(tmp_path, [{"prompt": "a", "text": None}])
         section = kind.model_validate({"train": str(rows), **TEXT, "bad_rows": "stop"})
         with pytest.raises(DataError, match=rf"^{section.setting}\b"):
-            read_given(section)
+            read_data_rows(section)
 
 
 @pytest.fixture(params=["hangs", "fails"])
@@ -310,7 +313,7 @@ def hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("tasks.inputs.prompt_files._ANSWER_S", 0.5)
+    monkeypatch.setattr("flowmill.tasks.inputs.rows.files._ANSWER_S", 0.5)
     yield
     ended.set()
     server.shutdown()
@@ -321,5 +324,5 @@ def hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_a_hub_that_does_not_answer_is_one_message_soon() -> None:
     begun = time.monotonic()
     with pytest.raises(DataError, match=r"data.train: dataset 'owner/name' .*cannot be loaded: .*HF_HUB_OFFLINE"):
-        read_given(DataSection(train="owner/name"))
+        read_data_rows(DataSection(train="owner/name"))
     assert time.monotonic() - begun < 10

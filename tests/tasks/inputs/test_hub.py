@@ -12,9 +12,9 @@ from diffusers import DiffusionPipeline
 from diffusers.pipelines import pipeline_utils
 from huggingface_hub.utils import filter_repo_objects
 
-from configs.errors import ConfigError
-from models.policies.pipeline_index import CLASSIC as INDEX
-from tasks.inputs.hub import download, pipeline_files
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.pipeline_index import CLASSIC as INDEX
+from flowmill.tasks.inputs.hub import download, pipeline_files
 
 SD3 = {
     "_class_name": "StableDiffusion3Pipeline",
@@ -89,12 +89,6 @@ def test_weights_that_are_pickles_alone_are_refused() -> None:
 def test_a_variant_without_plain_weights_is_loaded() -> None:
     names = [name for name in SD3_FILES if name != "text_encoder/model.safetensors"]
     assert "text_encoder/model.fp16.safetensors" in pipeline_files(names, SD3, where="here")
-
-
-def test_a_denoiser_that_no_family_has_stays_there() -> None:
-    names = [f"{part}/diffusion_pytorch_model.safetensors" for part in ("transformer", "transformer_ref")]
-    index = {part: ["diffusers", "MiniMaxH3Transformer3DModel", {}] for part in ("transformer", "transformer_ref")}
-    assert pipeline_files(names, index, where="here") == names[:1]
 
 
 def test_weights_that_a_single_file_holds_are_not_loaded() -> None:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from storage.trajectories.tables import read_rows
-from tasks.advantages.groups import contributions
-from tasks.algorithms.trends import (
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.advantages.groups import contributions
+from flowmill.tasks.algorithms.trends import (
     FALSE_ALARMS,
     LONGEST,
     _orders,
@@ -28,11 +28,11 @@ from tasks.algorithms.trends import (
     opposed_window,
     trend,
 )
-from tasks.checks.check import check_config
-from tasks.metrics.describe import describe_run
-from tasks.metrics.monitors import correlations, read_scored, shares
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.inside import make_stage, prepare
 

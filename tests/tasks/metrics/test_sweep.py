@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import PromptSource, PromptsSection, RunConfig
-from flows.requests import SweepRequest
-from tasks.metrics.evaluations import named_figures
-from tasks.metrics.sweep import (
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
+from flowmill.flows.requests import SweepRequest
+from flowmill.tasks.metrics.evaluations import named_figures
+from flowmill.tasks.metrics.sweep import (
     Outcome,
     best_first,
     check_varied,
@@ -28,11 +28,11 @@ from tasks.metrics.sweep import (
     selection_note,
     variants,
 )
-from tasks.reports.comparison import compare
-from tasks.runs.opening import open_run
-from tasks.specs.graph import Node
-from tasks.tracking.client import open_client
-from tasks.tracking.locations import ARTIFACTS, tracking_folder
+from flowmill.tasks.reports.comparison import compare
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.tracking.client import open_client
+from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder
 from tests.conftest import FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
 from tools.chaos.kills import orphans, start
@@ -156,6 +156,7 @@ def test_runs_part_where_their_settings_first_matter(make_config: Make) -> None:
     assert (same.settings, same.parts_at, same.own["optimize"]) == ({}, None, (0, 0))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_a_sweep_samples_once_what_its_variants_share(
@@ -197,6 +198,7 @@ def test_a_sweep_samples_once_what_its_variants_share(
     assert "They part at optimize@1" in flowmill("diff", *names, "--root", root).stdout
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["1", pytest.param("2", marks=pytest.mark.campaign)])
 def test_a_variant_that_fails_stops_no_other(
@@ -218,6 +220,7 @@ def test_a_variant_that_fails_stops_no_other(
     assert len(list((tmp_path / "store" / "policies").iterdir())) == 2
 
 
+@pytest.mark.campaign_cases("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [pytest.param("1", marks=pytest.mark.campaign), "2"])
 def test_a_sweep_that_is_stopped_leaves_no_process(

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import NotCommittedError
-from configs.schema import RunConfig
-from storage.trajectories.tables import read_rows
-from tasks.export.evaluations import evaluation_images
-from tasks.metrics.describe import describe_run
-from tasks.metrics.evaluations import evaluation_figures, flat, mean_by_prompt, scores_by_prompt
-from tasks.metrics.samples import artifact_table
-from tasks.metrics.view import RunView
-from tasks.reports.comparison import compare
-from tasks.reports.report import run_report
-from tasks.reports.report.headline import evaluated
-from tasks.runs.context import RunContext
+from flowmill.configs.errors import NotCommittedError
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.export.evaluations import evaluation_images
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.evaluations import evaluation_figures, flat, mean_by_prompt, scores_by_prompt
+from flowmill.tasks.metrics.samples import artifact_table
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.comparison import compare
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.reports.report.headline import evaluated
+from flowmill.tasks.runs.context import RunContext
 from tests.support.inside import evaluate, prepare, run_epoch
 
 JUDGE = 'evaluate.judges=[{name: "tests.support.rewards:brightness", label: bright}]'

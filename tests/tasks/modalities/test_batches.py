@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from configs.errors import CorruptError
-from models.maths.conditioning import Conditioning
-from models.maths.transitions import FlowSDE
-from storage.trajectories.base import Sample, TrajectoryShard
-from storage.trajectories.schema import ADVANTAGES
-from storage.trajectories.webdataset import WebDatasetStore
-from tasks.algorithms.base import ForwardTimes, Requirements
-from tasks.algorithms.diffusion import ForwardBatch, TransitionBatch
-from tasks.modalities.diffusion.sample_sets import ForwardSet, SampleSet, TransitionSet
-from tasks.modalities.rows import Units
+from flowmill.configs.errors import CorruptError
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.transitions import FlowSDE
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.storage.trajectories.schema import ADVANTAGES
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
+from flowmill.tasks.algorithms.base import ForwardTimes, Requirements
+from flowmill.tasks.algorithms.diffusion import ForwardBatch, TransitionBatch
+from flowmill.tasks.modalities.diffusion.sample_sets import ForwardSet, SampleSet, TransitionSet
+from flowmill.tasks.modalities.rows import Units
 from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 
@@ -50,6 +50,10 @@ LOG_PROBS = np.random.default_rng(2).normal(size=(12, 2)).astype(np.float32)
 
 def conditioning(ids: Sequence[str]) -> Conditioning:
     return Conditioning({"prompt": torch.tensor([{"a": 10.0, "b": 20.0}[each] for each in ids])})
+
+
+#: Noise levels of the timesteps of a training.
+TRAINED = torch.linspace(0.05, 0.95, 60, dtype=torch.float64)
 
 
 #: What batches need besides what is stored.
@@ -113,7 +117,9 @@ def transition_set(shards: list[TrajectoryShard], *, means: bool = True) -> Tran
 
 
 def forward_set(shards: list[TrajectoryShard], *, seed: int = 0, **times: Any) -> ForwardSet:
-    return ForwardSet(shards, table(), times=ForwardTimes(**times), seed=seed, **WITH)
+    made = ForwardSet(shards, table(), times=ForwardTimes(**times), seed=seed, **WITH)
+    made.trained_levels = TRAINED
+    return made
 
 
 def whole(samples: SampleSet, requires: Requirements) -> list[list[tuple[str, int]]]:
@@ -221,7 +227,7 @@ def test_the_mean_std_is_that_of_the_rows_that_are_trained(shards: list[Trajecto
 
 
 @pytest.mark.parametrize("shards", ["final"], indirect=True)
-@pytest.mark.parametrize("kind", ["stratified", "grid", "logit_normal", "power"])
+@pytest.mark.parametrize("kind", ["stratified", "grid", "logit_normal", "power", "timesteps"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("constant", [False, True])
 def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, shared: bool, constant: bool) -> None:
@@ -257,6 +263,10 @@ def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, sha
         assert [len(set(each.tolist())) for each in levels] == [3] * 4
     elif kind == "logit_normal":
         assert bool(((levels > 0) & (levels < 1)).all())
+    elif kind == "timesteps":
+        places = (levels.double()[..., None] - TRAINED).abs().argmin(-1)
+        assert torch.equal(TRAINED[places].float(), levels)
+        assert torch.equal(places // 20, torch.arange(3).expand(4, 3))
 
 
 @pytest.mark.parametrize("shards", ["final"], indirect=True)
@@ -282,6 +292,14 @@ def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[Traj
     logits = torch.logit(drawn["logit_normal"].grid.sigma)
     assert float(logits.mean()) == pytest.approx(0.0, abs=0.15)
     assert float(logits.std()) == pytest.approx(1.0, abs=0.1)
+    shifted = forward_set(shards, kind="logit_normal", shift=3.0, count=40).batch(units, 480).grid.sigma
+    levels = drawn["logit_normal"].grid.sigma
+    torch.testing.assert_close(shifted, 3 * levels / (1 + 2 * levels))
+    # Every timestep of training, the first and the last too, is drawn as often.
+    trained = forward_set(shards, kind="timesteps", count=40).batch(units, 480).grid.sigma
+    steps = (trained.double()[:, None] - TRAINED).abs().argmin(-1).bincount(minlength=60)
+    assert steps.min() >= 1
+    assert steps.sum() == 480
     # Ten times round the four levels, in one order per sample.
     round_trip = drawn["grid"].grid.sigma.reshape(12, 10, 4)
     assert torch.equal(round_trip, round_trip[:, :1].expand(12, 10, 4))
@@ -296,3 +314,23 @@ def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[Traj
     assert isinstance(other, ForwardBatch)
     assert not torch.equal(other.noise, noise.noise)
     assert forward_set(shards, count=3).positions().tolist() == [3] * 12
+
+
+@pytest.mark.parametrize("shards", ["final"], indirect=True)
+def test_rows_under_the_prompts_of_others(shards: list[TrajectoryShard]) -> None:
+    samples = forward_set(shards, count=1)
+    # Prompts are a a b a b b.
+    units = Units(np.array([[s, 0] for s in (0, 1, 3, 2, 4, 9)]), np.arange(7))
+    samples.pair_prompts(units)
+    own, other = samples.batch(units, 8), samples.mismatched(units, 8)
+    assert isinstance(own, ForwardBatch)
+    assert isinstance(other, ForwardBatch)
+    assert own.conditioning.positive["prompt"].tolist()[:6] == [10, 10, 20, 10, 20, 20]
+    assert other.conditioning.positive["prompt"].tolist()[:6] == [20, 20, 10, 20, 10, 10]
+    assert torch.equal(own.latents, other.latents)
+    # With one prompt alone there are no others.
+    alone = Units(np.array([[s, 0] for s in (0, 1, 2)]), np.arange(4))
+    samples.pair_prompts(alone)
+    batch = samples.mismatched(alone, 4)
+    assert isinstance(batch, ForwardBatch)
+    assert batch.conditioning.positive["prompt"].tolist() == [10] * 4

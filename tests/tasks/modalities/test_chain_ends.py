@@ -13,21 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.conditioning import Conditioning
-from models.maths.preserving import clean_ends, flow_length
-from models.maths.transitions import FlowSDE, Grid
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.sd15 import SD15
-from models.quickstart.tiny import build_tiny
-from storage.trajectories.base import Sample, TrajectoryShard
-from storage.trajectories.schema import ADVANTAGES
-from storage.trajectories.webdataset import WebDatasetStore
-from tasks.algorithms.base import ForwardTimes, Requirements
-from tasks.algorithms.diffusion import ForwardBatch, StateBatch, TransitionBatch
-from tasks.algorithms.refl import ReFL
-from tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
-from tasks.modalities.rows import Units
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.preserving import clean_ends, flow_length
+from flowmill.models.maths.transitions import FlowSDE, Grid
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd15 import SD15
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.storage.trajectories.schema import ADVANTAGES
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
+from flowmill.tasks.algorithms.base import ForwardTimes, Requirements
+from flowmill.tasks.algorithms.diffusion import ForwardBatch, StateBatch, TransitionBatch
+from flowmill.tasks.algorithms.refl import ReFL
+from flowmill.tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
+from flowmill.tasks.modalities.rows import Units
 from tests.support.folder_files import FolderFiles
 from tests.support.toy import common, subjects_of
 from tests.support.trajectories import write_samples
@@ -119,7 +119,7 @@ def test_a_prediction_of_clean_latents_is_decoded_as_it_is(tmp_path: Path) -> No
     policy.decode_scaled = lambda latents: (seen.append(latents.detach()), scale(latents))[1]  # type: ignore[method-assign]
     models: Any = SimpleNamespace(
         velocity=lambda rows: policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning),
-        asked=lambda latents, rows: policy.decode_smoothly(latents).flatten(1).mean(1),
+        rewards_of=lambda latents, rows: policy.decode_smoothly(latents).flatten(1).mean(1),
     )
     ReFL().loss(dataclasses.replace(batch), models)
     torch.testing.assert_close(seen[-1], expected, rtol=1e-4, atol=1e-4)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from models import maths
-from models.maths import KERNELS
-from tasks import algorithms
+from flowmill.models import maths
+from flowmill.models.maths import KERNELS
+from flowmill.tasks import algorithms
 from tests.support.combinations import (
     ADVANTAGES,
     ALGORITHMS,
@@ -82,11 +82,6 @@ def case(sampler: str = "flow_sde", plan: str = "all", algorithm: str = "grpo", 
         (case(plan="window to the end", algorithm="nft"), "does not store those of every sample"),
         (case(plan="branch", algorithm="dgpo"), "needs the final latents of a rollout"),
         (case(plan="final"), "trains none. Set rollout.plan to 'all'"),
-        (
-            case(algorithm="opd", mode="binary"),
-            "advantage.mode is 'binary', but optimize.algorithm 'opd' does not read",
-        ),
-        (case(algorithm="opd", best_of=2), "Remove advantage.best_of"),
     ],
     ids=lambda value: str(value)[:60],
 )

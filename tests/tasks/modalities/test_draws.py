@@ -12,24 +12,24 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from configs.errors import ConfigError, EngineError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.engines.local import BOUNDS, Local, tolerance_of
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.parts import Part
-from models.quickstart.addition import character_tokenizer
-from models.quickstart.characters import Characters, llama
-from models.weights.lora import LoraSpec
-from tasks.checks.check import check_config
-from tasks.inputs.weight_sources import exported_folder
-from tasks.metrics.samples import shards_of
-from tasks.modalities.tokens.exporting import write_model
-from tasks.modalities.tokens.text import Stops
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, EngineError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines.local import BOUNDS, LocalEngine, tolerance_of
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.addition import character_tokenizer
+from flowmill.models.quickstart.characters import Characters, llama
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics.samples import shards_of
+from flowmill.tasks.modalities.tokens.exporting import write_model
+from flowmill.tasks.modalities.tokens.text import Stops
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
 
@@ -91,10 +91,10 @@ def test_rounding_stops_nothing_and_the_shard_says_what_attended(
 
 
 def test_the_bound_is_that_of_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [tolerance_of(Local(), kind, CPU) for kind in BOUNDS] == [1e-3, 0.1, 0.02]
+    assert [tolerance_of(LocalEngine(), kind, CPU) for kind in BOUNDS] == [1e-3, 0.1, 0.02]
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert tolerance_of(Local(), torch.float32, torch.device("cuda")) == 0.02
-    assert tolerance_of(Local(), torch.float32, CPU) == 1e-3
+    assert tolerance_of(LocalEngine(), torch.float32, torch.device("cuda")) == 0.02
+    assert tolerance_of(LocalEngine(), torch.float32, CPU) == 1e-3
 
 
 def test_attention_that_the_class_has_counts_for_no_identity(tmp_path: Path) -> None:

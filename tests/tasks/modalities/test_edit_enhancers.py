@@ -13,18 +13,18 @@ import yaml
 from diffusers import Flux2KleinPipeline
 from PIL import Image
 
-from configs.errors import FlowmillError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.quickstart.tiny import build_tiny
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.metrics.samples import artifact_table, media_of
-from tasks.metrics.view import RunView
-from tasks.modalities.tokens.memory import _prompt_tokens
-from tasks.reports.report import run_report
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import FlowmillError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.samples import artifact_table, media_of
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.tokens.memory import _prompt_tokens
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch, train
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from configs.errors import ConfigError, EngineError
-from configs.load import load_config
-from configs.schema import RunConfig
-from tasks.checks.check import check_config
-from tasks.metrics.samples import shards_of
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, EngineError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.metrics.samples import shards_of
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.engines import Engine, engine_of
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, server: 
 
 
 def test_the_engine_that_is_there_anyway_changes_no_identity(tmp_path: Path, server: Engine) -> None:
-    from tasks.specs.modalities import modality_spec
+    from flowmill.tasks.specs.modalities import modality_spec
 
     other = config_of(tmp_path, server)
     config = load_config(tmp_path / "texts.yaml", ["rollout.tokens.engine=local"])

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from configs.errors import ConfigError, SamplingError
-from configs.schema import RunConfig
-from models.maths.conditioning import Conditioning
-from models.policies.nan_checks import noise_levels
-from tasks.modalities.diffusion.final_samples import Finals
+from flowmill.configs.errors import ConfigError, SamplingError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.policies.nan_checks import noise_levels
+from flowmill.tasks.modalities.diffusion.final_samples import Finals
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

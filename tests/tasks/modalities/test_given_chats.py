@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.data import DataSection
-from configs.errors import ConfigError, DataError
-from configs.load import load_config
-from configs.tokens import TokensSection
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.data_rows import read_given
-from tasks.modalities.tokens.given_chats import chat_tokens
-from tasks.modalities.tokens.prompts import Prompts
-from tasks.specs.graph import Node
+from flowmill.configs.data import DataSection
+from flowmill.configs.errors import ConfigError, DataError
+from flowmill.configs.load import load_config
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.text.continuations import part_text
+from flowmill.tasks.inputs.chats import Message
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.data_rows import read_data_rows
+from flowmill.tasks.modalities.tokens.data_chats import chat_tokens
+from flowmill.tasks.modalities.tokens.prompts import Prompts
+from flowmill.tasks.specs.graph import Node
 from tests.models.text.test_control_tokens import HOSTILE, tokenizer
 from tests.support.given import write_jsonl
 from tests.support.inside import evaluate, prepare, run_epoch
@@ -25,13 +27,20 @@ from tests.support.language_models import texts_data
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>\n{% endfor %}"
 TEMPLATE = f"{TURNS}{{% if add_generation_prompt %}}[assistant]{{% endif %}}"
-CHAT = [("user", "1+1?"), ("assistant", "2"), ("user", "And 2+2?"), ("assistant", "4, of course")]
+CHAT = [
+    Message("user", "1+1?"),
+    Message("assistant", "2"),
+    Message("user", "And 2+2?"),
+    Message("assistant", "4, of course"),
+]
 
 
 def parts(prompts: Prompts, ids: list[int], mask: list[int]) -> list[str]:
     """Return the texts of the spans of equal mask."""
     starts = [0, *(place for place in range(1, len(mask)) if mask[place] != mask[place - 1]), len(mask)]
-    return [prompts.tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(starts)]
+    first, *others = itertools.pairwise(starts)
+    later = [part_text(prompts.tokenizer, ids[a:b], skip_special_tokens=False) for a, b in others]
+    return [prompts.tokenizer.decode(ids[slice(*first)]), *later]
 
 
 @pytest.mark.parametrize("system", [None, "Be brief"])
@@ -40,8 +49,7 @@ def test_answers_and_their_ends_are_trained_on(kind: str, system: str | None) ->
     prompts = Prompts(tokenizer(kind, template=TEMPLATE), TokensSection(system=system, max_new=100), None)
     ids, mask = chat_tokens(prompts, CHAT)
     first = f"[system]{system}</s>\n" if system else ""
-    space = " " if kind == "spaced" else ""
-    assert [each.removeprefix(space) for each in parts(prompts, ids, mask)] == [
+    assert parts(prompts, ids, mask) == [
         f"{first}[user]1+1?</s>\n[assistant]",
         "2</s>",
         "\n[user]And 2+2?</s>\n[assistant]",
@@ -53,13 +61,14 @@ def test_answers_and_their_ends_are_trained_on(kind: str, system: str | None) ->
 def test_a_chat_of_one_answer_is_a_prompt_and_a_completion(kind: str) -> None:
     prompts = Prompts(tokenizer(kind, template=TEMPLATE), TokensSection(), None)
     ids, mask = chat_tokens(prompts, CHAT[:2])
-    assert ids == [*prompts.ids("1+1?"), *prompts.completion("2")]
-    assert sum(mask) == len(prompts.completion("2"))
+    completion, text = prompts.completion("2")
+    assert (ids, text) == ([*prompts.ids("1+1?"), *completion], "2")
+    assert sum(mask) == len(completion)
 
 
 def test_a_system_message_of_the_row_replaces_that_of_the_config() -> None:
     prompts = Prompts(tokenizer(template=TEMPLATE), TokensSection(system="Be brief", max_new=50), None)
-    ids, mask = chat_tokens(prompts, [("system", "Be kind"), *CHAT[:2]])
+    ids, mask = chat_tokens(prompts, [Message("system", "Be kind"), *CHAT[:2]])
     assert parts(prompts, ids, mask)[0] == "[system]Be kind</s>\n[user]1+1?</s>\n[assistant]"
 
 
@@ -67,7 +76,11 @@ def test_a_system_message_of_the_row_replaces_that_of_the_config() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_no_message_ends_a_turn_or_hides_another(text: str, place: int) -> None:
     prompts = Prompts(tokenizer(template=TEMPLATE), TokensSection(max_new=200), None)
-    chat = [(role, text if number == place else said) for number, (role, said) in enumerate(CHAT)]
+    chat = [message._replace(text=text) if number == place else message for number, message in enumerate(CHAT)]
+    if chat[place].role == "assistant" and text.endswith(">"):
+        with pytest.raises(ConfigError, match=f"message {place + 1}: it ends with '</?s>'.* Remove it"):
+            chat_tokens(prompts, chat)
+        return
     ids, mask = chat_tokens(prompts, chat)
     assert [ids.count(token) for token in (0, 1, 2, 3)] == [0, 0, 4, 0], "an end for each message"
     found = parts(prompts, ids, mask)
@@ -132,19 +145,28 @@ WELL = [message("user"), message("assistant", "y")]
         ([message("assistant")], "a chat of assistant"),
         ([*WELL, message("user")], "a chat of user, assistant, user"),
         ([message("user"), *WELL], "a chat of user, user, assistant"),
-        ([message("tool"), *WELL], "no list of messages"),
-        ([*WELL[:1], message("assistant", [{"type": "text"}])], "no list of messages"),
+        ([message("tool"), *WELL], "message 1 has the role 'tool'"),
+        ([*WELL[:1], message("assistant", [{"type": "text"}])], "message 2 has {'type': 'text'} as content"),
+        ([*WELL[:1], message("assistant", [{"type": "image", "image": "x.png"}])], "message 2 has {'type': 'image'"),
+        ([*WELL[:1], message("assistant", None)], "message 2 has no content"),
+        ([*WELL[:1], message("assistant", 7)], "message 2 has .*7.* as content; it can be a text"),
+        ([*WELL[:1], message("assistant", [])], "message 2 is empty"),
         ([*WELL[:1], message("assistant", " ")], "message 2 is empty"),
         ([*WELL[:1], message("assistant", "\ud800")], "half a character"),
-        ([*WELL[:1], "assistant"], "no list of messages"),
+        ([*WELL[:1], "assistant"], "message 2 is 'assistant', no object"),
+        ([*WELL[:1], {**WELL[1], "tool_calls": [{"a": 1}]}], "message 2 has 'tool_calls', which is not trained on"),
+        ([*WELL[:1], {**WELL[1], "reasoning_content": "so", "x": 0}], "message 2 has 'reasoning_content', 'x'"),
+        ([*WELL[:1], {**WELL[1], "weight": 0.5}], "message 2 has the weight 0.5, but answers .* have 0 or 1"),
+        ([{**WELL[0], "weight": 1}, WELL[1]], "message 1 has the weight 1, but .* other messages are never trained on"),
+        ([*WELL[:1], {**WELL[1], "weight": 0}], "every answer has weight 0"),
     ],
 )
 def test_a_row_that_is_no_chat_is_named(tmp_path: Path, messages: Any, reason: str) -> None:
     rows = [{"messages": [message("user", "q"), message("assistant", "a")]}, {"messages": messages}]
     source = str(write_jsonl(tmp_path, rows))
     with pytest.raises(DataError, match=f"line 2, messages.*{reason}"):
-        read_given(DataSection(train=source, messages="messages"))
-    found = read_given(DataSection(train=source, messages="messages", bad_rows="leave_out"))
+        read_data_rows(DataSection(train=source, messages="messages"))
+    found = read_data_rows(DataSection(train=source, messages="messages", bad_rows="leave_out"))
     assert [row.text for row in found.rows] == ["q"]
 
 

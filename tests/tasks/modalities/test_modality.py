@@ -9,21 +9,21 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import RunConfig
-from storage.maintenance.verify import verify_store
-from tasks.checks.check import check_config
-from tasks.inputs.weight_sources import exported_folder
-from tasks.metrics.describe import describe_run
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.metrics.samples import artifact_table
-from tasks.metrics.view import RunView
-from tasks.reports.report import run_report
-from tasks.reports.trace import States, trace_sample
-from tasks.runs.staleness import is_complete
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.samples import artifact_table
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.reports.trace import States, trace_sample
+from flowmill.tasks.runs.staleness import is_complete
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.categorical import FILE, settings
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -88,6 +88,7 @@ def test_an_algorithm_of_another_kind_is_refused(tmp_path: Path) -> None:
         check_config(config_of(tmp_path, "optimize.algorithm={name: grpo}"))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_command_runs_it(flowmill: FlowmillCommand, tmp_path: Path) -> None:
     config_of(tmp_path)

@@ -13,20 +13,20 @@ import yaml
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.quickstart.addition import character_tokenizer, tiny_model
-from models.quickstart.characters import Characters
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.metrics.samples import artifact_table
-from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
-from tasks.specs.graph import Node
-from tasks.specs.plan import RunPlan
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
+from flowmill.models.quickstart.characters import Characters
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.samples import artifact_table
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
 
@@ -111,6 +111,7 @@ def test_a_new_reward_needs_neither_rollouts_nor_values_and_a_new_critic_no_roll
             assert (context.chain.ref(node) == plain.chain.ref(node)) == (stage in same), stage
 
 
+@pytest.mark.campaign_cases("overrides1", "overrides2")
 @pytest.mark.parametrize("overrides", [(), ("model.lora={rank: 2, alpha: 4}",), ("critic.backbone=policy",), READS])
 def test_training_goes_on_from_its_files_as_from_memory(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     found = []
@@ -214,7 +215,6 @@ def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estim
     [
         (("optimize.algorithm=grpo", "critic.learning_rate=null"), "trains no critic"),
         (("advantage.estimator=group",), "only 'gae' reads"),
-        (("advantage.std=none",), "advantage.std is 'none'"),
         (("optimize.algorithm.options={kl_coef: 0.1}",), "count twice"),
         (("advantage.estimator.options={decay: 2}",), "decay is 2"),
         (("optimize.algorithm.options={value_clip: 0}",), "value_clip is 0"),
@@ -286,7 +286,7 @@ def test_a_critic_computes_on_a_device_of_its_own(tmp_path: Path, monkeypatch: p
         # A device whose tensors have no content takes tokens, and gives nothing back.
         return torch.device("meta")
 
-    monkeypatch.setattr("tasks.runtime.critic.chosen_device", chosen)
+    monkeypatch.setattr("flowmill.tasks.runtime.critic.chosen_device", chosen)
     # There is none for it.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     critic = host.critic.of(context.policy_ref(0))
@@ -304,13 +304,9 @@ def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
         check_config(config)
 
 
-def test_images_have_neither_tokens_nor_critics(tmp_path: Path) -> None:
-    for overrides, said in (
-        (["advantage.estimator=gae"], "makes no tokens"),
-        (["critic.alone_epochs=2"], "trains none"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            check_config(load_config("tiny_sd3", overrides))
+def test_images_have_no_tokens() -> None:
+    with pytest.raises(ConfigError, match="makes no tokens"):
+        check_config(load_config("tiny_sd3", ["advantage.estimator=gae"]))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])

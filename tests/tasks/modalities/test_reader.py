@@ -11,13 +11,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import ConfigError, CorruptError
-from configs.registry import resolve
-from storage.trajectories import TRAJECTORY_STORES
-from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.modalities.reader import SampleReader
-from tasks.modalities.rows import Units, joint_rows, micro_batches, padded, plan_updates, row_counts, single_rows
-from tasks.training.loop import read_ahead
+from flowmill.configs.errors import ConfigError, CorruptError
+from flowmill.configs.registry import resolve
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.modalities.reader import SampleReader
+from flowmill.tasks.modalities.rows import (
+    Units,
+    joint_rows,
+    micro_batches,
+    padded,
+    plan_updates,
+    row_counts,
+    single_rows,
+)
+from flowmill.tasks.training.loop import read_ahead
 from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 

@@ -13,20 +13,19 @@ import yaml
 from safetensors.torch import load_file
 from transformers import BloomConfig, LlamaConfig, MistralConfig, Qwen2Config
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.maths.shared_prompts import SharedWidths, share_prompts
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM, TrainableLM
-from models.policies.critic_lm import CriticLM
-from models.policies.language_classes import check_shares_prompts
-from models.policies.parts import Part
-from models.weights.stored_weights import on_meta
-from tasks.checks.check import check_config
-from tasks.modalities.tokens import sample_sets
-from tasks.runs.context import RunContext
-from tests.conftest import ConfigFactory
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.maths.shared_prompts import SharedWidths, share_prompts
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM, TrainableLM
+from flowmill.models.policies.critic_lm import CriticLM
+from flowmill.models.policies.language_classes import check_shares_prompts
+from flowmill.models.policies.parts import Part
+from flowmill.models.weights.stored_weights import on_meta
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.modalities.tokens import sample_sets
+from flowmill.tasks.runs.context import RunContext
 from tests.support.inside import prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
 
@@ -200,11 +199,6 @@ def test_models_that_cannot_share_prompts_are_refused(config: Any, reason: str) 
     assert "Remove optimize.shared_prompts" in str(refusal.value)
 
 
-def test_a_text_alone_has_no_prompt_to_share(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a group has one text"):
-        check_config(config_of(tmp_path, SHARED, "rollout.group_size=1", "optimize.algorithm=reinforce_plus_plus"))
-
-
 def test_training_packs_the_rows_of_a_batch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither copies that fill a batch up, nor room for texts of a group that are left out."""
     shapes, packed = [], sample_sets.share_prompts
@@ -219,8 +213,3 @@ def test_training_packs_the_rows_of_a_batch_alone(tmp_path: Path, monkeypatch: p
     trained(prepare(config_of(tmp_path, SHARED, "optimize.algorithm=dpo")))
     assert shapes
     assert all(found == expected for found, expected in shapes)
-
-
-def test_samples_of_a_denoiser_have_no_prompt_to_share(make_config: ConfigFactory) -> None:
-    with pytest.raises(ConfigError, match=r"optimize\.shared_prompts is true"):
-        check_config(make_config(SHARED))

@@ -12,14 +12,14 @@ import yaml
 from streamlit.testing.v1 import AppTest
 
 import flowmill
-from configs.load import load_config
-from tasks.metrics.describe import describe_result
-from tasks.metrics.evaluations import evaluation_texts
-from tasks.reports.dataset import export_run
-from tasks.reports.report import run_report
-from tasks.reports.report.reading import read_run
-from tasks.runs.context import RunContext
-from tasks.tracking.tracker import Tracker
+from flowmill.configs.load import load_config
+from flowmill.tasks.metrics.describe import describe_result
+from flowmill.tasks.metrics.evaluations import evaluation_texts
+from flowmill.tasks.reports.dataset import export_run
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.reports.report.reading import read_run
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -71,6 +71,7 @@ def test_a_report_has_texts_before_and_after_and_the_best_and_worst(context: Run
     assert min(shot.reward for shot in report.best) > max(shot.reward for shot in report.worst)
 
 
+@pytest.mark.slow
 def test_mlflow_has_them_as_tables(context: RunContext) -> None:
     tracker = Tracker(context, orchestrator={})
     tracker.log_evaluation(1)

@@ -16,30 +16,30 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, PreTrainedTokenizerFast
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.schema import RunConfig
-from configs.tokens import TokensSection
-from models.maths.generation import Sampling, generate, reading_once
-from models.maths.tokens import Widths, draw, token_log_probs
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import CausalLM
-from models.policies.language_model_folders import check_vocabulary, load_tokenizer
-from models.policies.parts import Part
-from models.quickstart.addition import character_tokenizer
-from models.weights.lora import LoraSpec
-from tasks.checks.check import check_config
-from tasks.checks.notes import cut_notes
-from tasks.inputs.weight_sources import exported_folder
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.metrics.samples import shards_of
-from tasks.modalities.tokens.prompts import Prompts
-from tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.specs.modalities import modality_spec
-from tasks.stages.stage_run import StageRun
-from tasks.training.data import TrainingData
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.maths.generation import TokenSampling, generate, reading_once
+from flowmill.models.maths.tokens import Widths, draw, token_log_probs
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.policies.language_model_folders import check_vocabulary, load_tokenizer
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.addition import character_tokenizer
+from flowmill.models.weights.lora import LoraSpec
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.notes import cut_notes
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.samples import shards_of
+from flowmill.tasks.modalities.tokens.prompts import Prompts
+from flowmill.tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.training.data import TrainingData
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
 
@@ -75,7 +75,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
 
 def test_the_loop_is_greedy_generate_token_for_token(policy: CausalLM) -> None:
     prompts = [policy.tokenizer(text).input_ids for text in ("1+2=", "12+34=", "7+")]
-    sampling = Sampling(max_new=6, temperature=1.0, eos=policy.eos)
+    sampling = TokenSampling(max_new=6, temperature=1.0, eos=policy.eos)
     ours = generate(policy.next_logits, prompts, sampling, width=16, uniforms=None, device=torch.device("cpu"))
     for prompt, found in zip(prompts, ours, strict=True):
         ids = torch.tensor([prompt])
@@ -87,7 +87,7 @@ def test_the_loop_is_greedy_generate_token_for_token(policy: CausalLM) -> None:
 
 def test_a_row_depends_on_neither_its_neighbors_nor_its_place(policy: CausalLM) -> None:
     prompts = [policy.tokenizer(text).input_ids for text in ("1+2=", "12+34=", "7+5=", "9+9=")]
-    sampling = Sampling(max_new=5, temperature=1.0, eos=policy.eos)
+    sampling = TokenSampling(max_new=5, temperature=1.0, eos=policy.eos)
     uniforms = torch.linspace(0.05, 0.95, 20, dtype=torch.float64).reshape(4, 5)
 
     def drawn(order: list[int]) -> list[list[int]]:
@@ -119,7 +119,7 @@ def test_a_prompt_is_read_once_for_all_rows_that_have_it(policy: CausalLM, disti
         generate(
             each,
             prompts,
-            Sampling(max_new=4, temperature=1.0, eos=frozenset()),
+            TokenSampling(max_new=4, temperature=1.0, eos=frozenset()),
             width=16,
             uniforms=lambda position: uniforms[:, position],
             device=torch.device("cpu"),
@@ -135,12 +135,12 @@ def test_a_prompt_is_read_once_for_all_rows_that_have_it(policy: CausalLM, disti
 
 def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(policy: CausalLM) -> None:
     prompts = [policy.tokenizer("1+2=").input_ids] * 2
-    free = Sampling(max_new=8, temperature=1.0, eos=frozenset())
+    free = TokenSampling(max_new=8, temperature=1.0, eos=frozenset())
     uniforms = torch.rand(2, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     arguments: dict[str, Any] = {"width": 16, "uniforms": lambda at: uniforms[:, at], "device": torch.device("cpu")}
     whole = generate(policy.next_logits, prompts, free, **arguments)
     end = whole[0].ids[3]
-    stopping = Sampling(max_new=8, temperature=1.0, eos=frozenset(), stopped=lambda ids: end in ids)
+    stopping = TokenSampling(max_new=8, temperature=1.0, eos=frozenset(), stopped=lambda ids: end in ids)
     (first, _) = generate(policy.next_logits, prompts, stopping, **arguments)
     assert first.ids == whole[0].ids[: whole[0].ids.index(end) + 1]
     assert first.finish == "stop"
@@ -170,7 +170,7 @@ def test_recomputed_layers_keep_less_and_give_the_same_bits(tmp_path: Path, lora
             values = critic.values(ids)
         (log_probs.sum() + values.sum()).backward()
         gradients = [p.grad for each in (trainable, critic) for p in each.parameters() if p.grad is not None]
-        sampling = Sampling(max_new=5, temperature=1.0, eos=loaded.eos)
+        sampling = TokenSampling(max_new=5, temperature=1.0, eos=loaded.eos)
         texts = generate(
             loaded.next_logits, [[1, 5], [1, 6, 7]], sampling, width=16, uniforms=None, device=torch.device("cpu")
         )
@@ -446,20 +446,13 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rollout.steps=4", "rollout.steps is 4, but model.policy 'causal_lm' makes texts"),
-        ("model.height=64", "model.height is 64, but"),
         ("optimize.algorithm={name: nft}", "optimize.algorithm 'nft' does not exist"),
         ("rewards=[{name: jpeg_compressibility}]", "scores images, but model.policy 'causal_lm' makes texts"),
         ("optimize.replay={epochs: 1, steps: 1}", "optimize.replay.steps is 1, but a text is one row"),
         ("[rollout.tokens.rescore=false, model.dtype=bfloat16]", "rescore is false, but with model.dtype 'bfloat16'"),
-        ("optimize.replay={epochs: 1, level: sequence}", "optimize.replay.level is 'sequence', but a text is one row"),
         ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
         ("[optimize.algorithm=dpo, execution.micro_batch_size=1]", "best and worst sample in one forward, but"),
         ("[optimize.algorithm=dpo, advantage.estimator=rloo]", "rloo', but .* 'dpo' compares whole samples"),
-        (
-            "[optimize.algorithm=dpo, 'optimize.replay={epochs: 1, proximal: false}']",
-            "'dpo' does not use the log-probs",
-        ),
     ],
 )
 def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
@@ -539,7 +532,7 @@ def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> No
 
 
 def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: Path) -> None:
-    from tasks.modalities.rows import Units
+    from flowmill.tasks.modalities.rows import Units
 
     context = prepare(config_of(tmp_path))
     for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
@@ -580,7 +573,7 @@ def test_a_text_that_ends_at_once_is_empty_and_its_end_is_trained(policy: Causal
     def ending(ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         return torch.nn.functional.one_hot(torch.full((len(ids),), end), 16).float() * 99, cache
 
-    sampling = Sampling(max_new=6, temperature=1.0, eos=policy.eos)
+    sampling = TokenSampling(max_new=6, temperature=1.0, eos=policy.eos)
     (found,) = generate(ending, [[1, 5]], sampling, width=16, uniforms=None, device=torch.device("cpu"))
     assert (found.ids, found.finish, len(found.log_probs)) == ([end], "eos", 1)
     assert completed_text(policy.tokenizer, found.ids) == ""

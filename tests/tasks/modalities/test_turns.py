@@ -11,33 +11,33 @@ import pytest
 import torch
 import yaml
 
-from configs.errors import ConfigError, StoreError
-from configs.load import load_config
-from configs.render import TurnsSection
-from configs.schema import RunConfig
-from configs.tokens import TokensSection
-from models.quickstart.addition import character_tokenizer
-from models.rewards.base import declare
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.trajectories.base import Sample
-from storage.trajectories.tables import read_rows
-from tasks.advantages.turns import best_turns, of_turn
-from tasks.checks.check import check_config
-from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
-from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
-from tasks.metrics.samples import rows_of, stored_sample
-from tasks.metrics.view import RunView
-from tasks.modalities.tokens.comments import Comments
-from tasks.modalities.tokens.prompts import Prompts
-from tasks.modalities.tokens.run_prompts import read_prompts
-from tasks.reports.report.reading import read_run
-from tasks.reports.trace import trace_sample
-from tasks.runs.context import RunContext
-from tasks.runs.staleness import State, side_results, standings
-from tasks.specs.graph import Node
-from tasks.specs.plan import RunPlan
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.load import load_config
+from flowmill.configs.render import TurnsSection
+from flowmill.configs.schema import RunConfig
+from flowmill.configs.tokens import TokensSection
+from flowmill.models.quickstart.addition import character_tokenizer
+from flowmill.models.rewards.base import declare
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.trajectories.base import Sample
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.advantages.turns import best_turns, of_turn
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
+from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
+from flowmill.tasks.metrics.samples import rows_of, stored_sample
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.tokens.comments import Comments
+from flowmill.tasks.modalities.tokens.prompts import Prompts
+from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.reports.report.reading import read_run
+from flowmill.tasks.reports.trace import trace_sample
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.staleness import Freshness, side_results, statuses
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import drawn_texts_data
 from tests.support.vision_classes import drawn_vision_data
@@ -117,9 +117,9 @@ def test_a_conversation_goes_on_until_a_text_ends_it(tiny_base: Path, tmp_path: 
 def _check_best(context: RunContext, config: RunConfig, drawn: Mapping[str, int]) -> None:
     """Check that another return needs no other texts or images, and is that of the best turn, which is shown."""
     best = RunContext(context.store, config, context.run)
-    states = {(each.node.stage, each.node.slot): each.state for each in standings(best.chain) if each.node.epoch == 1}
+    states = {(each.node.stage, each.node.slot): each.state for each in statuses(best.chain) if each.node.epoch == 1}
     stages = ("rollout", "render", "score", "advantage")
-    remade = [node for node, state in states.items() if state is not State.FRESH and node[0] in stages]
+    remade = [node for node, state in states.items() if state is not Freshness.FRESH and node[0] in stages]
     assert remade == [("score", "digits#1"), ("score", "digits#2"), ("advantage", "")]
     for slot in ("digits#1", "digits#2"):
         StageRun(make_stage(best, "score", 1, slot)).execute()
@@ -186,6 +186,7 @@ def _check_shown(context: RunContext, lengths: Mapping[str, int]) -> None:
     assert any("\n" in (shot.text or "") for shot in (*report.best, *report.worst))
 
 
+@pytest.mark.slow
 def test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on(tiny_base: Path, tmp_path: Path) -> None:
     digests = []
     for groups in (1, 3):
@@ -257,6 +258,7 @@ def test_a_model_sees_the_images_of_earlier_turns(tiny_base: Path, tmp_path: Pat
         assert sample.metadata[SEEN_KEY] == [str(context.chain.require(1, "render", slot).ref) for slot in ("#1", "#2")]
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_two_ranks_see_as_one(tiny_base: Path, tmp_path: Path, flowmill: Callable[..., Any]) -> None:
     path, made = tmp_path / "seen.yaml", []

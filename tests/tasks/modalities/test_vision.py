@@ -14,22 +14,22 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
-from configs.errors import ConfigError, DataError, FlowmillError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.policies.base import PolicySettings
-from models.policies.parts import Part
-from models.policies.vision_lm import VisionLM
-from models.rewards.base import declare
-from tasks.checks.check import check_config
-from tasks.inputs.weight_sources import exported_folder
-from tasks.metrics.samples import shards_of
-from tasks.metrics.tracked import evaluation_content
-from tasks.metrics.view import RunView
-from tasks.modalities.tokens.run_prompts import read_prompts
-from tasks.reports.report import run_report
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, DataError, FlowmillError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.vision_lm import VisionLM
+from flowmill.models.rewards.base import declare
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics.samples import shards_of
+from flowmill.tasks.metrics.tracked import evaluation_content
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.vision_classes import vision_data
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import parse_config
-from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
+from flowmill.configs.load import parse_config
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import open_run
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.support.small import small_data, write_small
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 from collections.abc import Iterator
@@ -14,16 +15,16 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from configs.errors import ConfigError, StoreError
-from configs.load import parse_config
-from storage.trajectories.tables import read_rows
-from tasks.execution.guard import access_token
-from tasks.ratings.answers import answers_of, commit_preferences
-from tasks.ratings.app import make_app
-from tasks.ratings.pairs import sources_of
-from tasks.ratings.request import TOKEN, RateRequest
-from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
+from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.load import parse_config
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.execution.guard import access_token
+from flowmill.tasks.ratings.answers import answers_of, commit_preferences
+from flowmill.tasks.ratings.app import make_app
+from flowmill.tasks.ratings.pairs import sources_of
+from flowmill.tasks.ratings.request import TOKEN, RateRequest
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import open_run
 from tests.support.browser import CHROMIUM, Page, browser
 from tests.support.inside import prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -31,6 +32,7 @@ from tests.support.serving import Server
 from tests.tasks.ratings.conftest import HOSTILE
 
 pytestmark = pytest.mark.slow
+ANN = {"rater": "ann"}
 #: Whether the page waits for an answer, or shows a message or the end.
 _READY = "typeof at !== 'undefined' && !busy && (pair !== null || !at('end').hidden || !at('message').hidden)"
 
@@ -50,10 +52,10 @@ def asked(answer: httpx.Response) -> Any:
 
 def test_a_kill_loses_no_answer_and_the_next_server_continues(server: Server, store: Path) -> None:
     with httpx.Client(base_url=server.url) as client:
-        state = asked(client.get("/api/pair"))
+        state = asked(client.get("/api/pair", params=ANN))
         assert (state["rater"], state["done"], state["total"]) == ("ann", 0, 16)
         for header in ({"origin": "http://elsewhere.example"}, {"host": "elsewhere.example"}):
-            assert client.get("/api/pair", headers=header).status_code == 403, "no page of another origin"
+            assert client.get("/api/pair", params=ANN, headers=header).status_code == 403, "no page of another origin"
         given = []
         for number, choice in enumerate(("left", "right", "tie", "skip", "left")):
             body = {"pair": state["pair"]["name"], "rater": "ann", "choice": choice, "seconds": 0.5 + number}
@@ -67,7 +69,7 @@ def test_a_kill_loses_no_answer_and_the_next_server_continues(server: Server, st
     assert [(each.preferred, each.seconds) for each in found.values()] == [(1, 0.5), (0, 1.5), (0.5, 2.5), (None, 3.5)]
     server.start()
     with httpx.Client(base_url=server.url) as client:
-        assert asked(client.get("/api/pair")) == back
+        assert asked(client.get("/api/pair", params=ANN)) == back
         assert asked(client.get("/api/pair", params={"rater": "bob"}))["done"] == 0, "raters have their own pairs"
 
 
@@ -82,7 +84,7 @@ def asking(context: RunContext, request: RateRequest, token: str | None = None) 
 
 
 def test_what_is_not_right_is_a_message(client: TestClient) -> None:
-    state = asked(client.get("/api/pair"))
+    state = asked(client.get("/api/pair", params=ANN))
     body = {"pair": state["pair"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
     asked(client.post("/api/answer", json=body))
     refused = [
@@ -93,6 +95,8 @@ def test_what_is_not_right_is_a_message(client: TestClient) -> None:
         (client.post("/api/answer", json=body | {"seconds": -1}), 422, "seconds: Input should be greater"),
         (client.post("/api/answer", json=body | {"note": "x"}), 422, "note: Extra inputs"),
         (client.post("/api/undo", json={"rater": "bob"}), 409, "'bob' has no answer that could be undone"),
+        (client.get("/api/pair"), 422, "rater: Field required"),
+        (client.get("/api/pair", params={"rater": ""}), 422, "rater: String should have at least 1"),
         (client.get("/api/media/none"), 404, "shows no such sample"),
         (client.get(f"/{state['pair']['left']['media']}?start=0"), 404, "starts from 0 images"),
     ]
@@ -105,11 +109,11 @@ def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
     client: TestClient, context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Raters, who cannot mend it, see a message of their own if it happens later."""
-    state = asked(client.get("/api/pair"))
+    state = asked(client.get("/api/pair", params=ANN))
     body = {"pair": state["pair"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
     asked(client.post("/api/answer", json=body))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    second = body | {"pair": asked(client.get("/api/pair", params={"rater": "ann"}))["pair"]["name"]}
+    second = body | {"pair": asked(client.get("/api/pair", params=ANN))["pair"]["name"]}
     for answer in (client.post("/api/answer", json=second), client.post("/api/undo", json={"rater": "ann"})):
         assert answer.status_code == 409
         assert "is not stored. Say so to the person who serves this page." in answer.json()["detail"]
@@ -119,7 +123,7 @@ def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
 
 
 def test_the_page_is_blind_and_loads_nothing_from_elsewhere(client: TestClient, context: RunContext) -> None:
-    state = asked(client.get("/api/pair"))
+    state = asked(client.get("/api/pair", params=ANN))
     sources = sources_of(context, None, None, evaluation=False, scorer=None)
     for name in ("small", *(source.artifact.partition("/")[2] for source in sources), sources[0].rows[0]["sample_id"]):
         assert name not in str(state)
@@ -142,17 +146,47 @@ def test_other_machines_need_the_token(context: RunContext, monkeypatch: pytest.
     monkeypatch.setenv(TOKEN, "secret")
     client = asking(context, RateRequest(run="small"), access_token("0.0.0.0", TOKEN, where="give it to raters"))
     assert client.get("/").status_code == 200, "the page itself has no data"
-    assert client.get("/api/pair").status_code == 401
-    assert TOKEN in client.get("/api/pair", headers={"authorization": "Bearer other"}).json()["detail"]
-    assert client.get("/api/pair", headers={"authorization": "Bearer secret"}).status_code == 200
+    assert client.get("/api/pair", params=ANN).status_code == 401
+    assert TOKEN in client.get("/api/pair", params=ANN, headers={"authorization": "Bearer other"}).json()["detail"]
+    assert client.get("/api/pair", params=ANN, headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_a_body_is_neither_read_without_the_token_nor_beyond_its_limit(context: RunContext) -> None:
+    app = asking(context, RateRequest(run="small"), "secret").app
+    token = {"authorization": "Bearer secret"}
+    requests: dict[str, tuple[int, dict[str, str]]] = {
+        "a stranger's": (401, {"content-length": "2"}),
+        "a stranger's of unknown size": (401, {"transfer-encoding": "chunked"}),
+        "too large": (413, token | {"content-length": "4097"}),
+        "of unknown size": (413, token | {"transfer-encoding": "chunked"}),
+        "of a size that is no number": (413, token | {"content-length": "1e3"}),
+        "of a size with too many digits": (413, token | {"content-length": "9" * 5000}),
+    }
+
+    async def unread() -> Any:
+        raise AssertionError("the body is read")
+
+    for name, (status, headers) in requests.items():
+        for path in ("/api/answer", "/api/undo"):
+            sent: list[Any] = []
+
+            async def send(message: Any, sent: list[Any] = sent) -> None:
+                sent.append(message)
+
+            pairs = [(key.encode(), value.encode()) for key, value in headers.items()]
+            scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": pairs}
+            asyncio.run(app(scope, unread, send))
+            assert sent[0]["status"] == status, name
+            assert (b"connection", b"close") in sent[0]["headers"], "the rest is not received"
+            assert (b"cache-control", b"no-store") in sent[0]["headers"]
 
 
 def test_the_number_of_pairs_ends_the_work(context: RunContext) -> None:
     client = asking(context, RateRequest(run="small", pairs=2, seed=3))
     names = []
-    while (state := asked(client.get("/api/pair")))["pair"] is not None:
+    while (state := asked(client.get("/api/pair", params=ANN)))["pair"] is not None:
         names.append(state["pair"]["name"])
-        asked(client.post("/api/answer", json={"pair": names[-1], "rater": "rater", "choice": "tie", "seconds": 1}))
+        asked(client.post("/api/answer", json={"pair": names[-1], "rater": "ann", "choice": "tie", "seconds": 1}))
     assert len(names) == 2
     assert (state["done"], state["total"]) == (2, 2)
     rows = read_rows(context.store, commit_preferences(context.run))
@@ -164,7 +198,7 @@ def test_texts_are_compared_by_the_closest_scores(tmp_path: Path) -> None:
     run_epoch(context, 1)
     slot = context.config.rewards[0].slot
     client = asking(context, RateRequest(run="texts", epoch=1, scorer=slot))
-    shown = asked(client.get("/api/pair"))["pair"]
+    shown = asked(client.get("/api/pair", params=ANN))["pair"]
     (source,) = sources_of(context, None, 1, evaluation=False, scorer=slot)
     texts = {row["text"] for row in source.rows}
     assert shown["left"]["text"] != shown["right"]["text"]
@@ -176,16 +210,17 @@ def test_clips_and_start_images_are_shown(context: RunContext, monkeypatch: pyte
     clip = np.zeros((5, 16, 32, 3), np.uint8)
     starts = [np.full((8, 8, 3), value, np.uint8) for value in (0, 255)]
     monkeypatch.setattr(
-        "tasks.ratings.pairs.RunView.pictures", lambda view, epoch, samples, **_: dict.fromkeys(samples, clip)
+        "flowmill.tasks.ratings.pairs.RunView.pictures", lambda view, epoch, samples, **_: dict.fromkeys(samples, clip)
     )
-    monkeypatch.setattr("tasks.ratings.pairs.RunView.films", lambda *_, **__: {})
+    monkeypatch.setattr("flowmill.tasks.ratings.pairs.RunView.films", lambda *_, **__: {})
     monkeypatch.setattr(
-        "tasks.ratings.pairs.RunView.references", lambda view, epoch, samples, **_: dict.fromkeys(samples, starts)
+        "flowmill.tasks.ratings.pairs.RunView.references",
+        lambda view, epoch, samples, **_: dict.fromkeys(samples, starts),
     )
     for row in (sources := sources_of(context, None, None, evaluation=False, scorer=None))[0].rows:
         row["media_format"] = "mp4"
     client = TestClient(make_app(context.run, sources, RateRequest(run="small"), None))
-    shown = asked(client.get("/api/pair"))["pair"]
+    shown = asked(client.get("/api/pair", params=ANN))["pair"]
     found = {client.get(shown[side]["media"]).headers["content-type"] for side in ("left", "right")}
     # The other source still says that its samples are images: several of one text lie side by side.
     assert found == {"video/mp4", "image/png"}
@@ -200,8 +235,7 @@ def test_a_browser_rates_by_keyboard_and_recovers_from_errors(server: Server, st
     pressed = [*keys] * 2 + ["ArrowLeft", "u", "ArrowRight", "ArrowDown"]
     wanted = [keys[key] for key in [*keys] * 2 + ["ArrowRight", "ArrowDown"]]
     with browser(tmp_path / "profile") as page:
-        page.open(server.url)
-        page.wait(_READY)
+        _name(page, server.url)
         prompts = []
         for key in pressed:
             prompts.append(page.run("at('prompt').textContent"))
@@ -227,11 +261,26 @@ def test_a_browser_rates_by_keyboard_and_recovers_from_errors(server: Server, st
     assert all(0 <= each.seconds < 60 for each in found)
 
 
+def _name(page: Page, url: str) -> None:
+    """Enter a name, without which nothing can be answered, and reload the page: it keeps the name, as its link does."""
+    page.open(url)
+    page.wait(f"{_READY} && !at('ask').hidden && document.activeElement === rater")
+    for button in ("[data-choice=left]", "#undo"):
+        page.run(f"(rater.blur(), document.querySelector('{button}').click())")
+        assert page.run("document.activeElement === rater && !busy && at('count').textContent === '0 of 16'")
+    page.run("(rater.value = ' bob ', rater.dispatchEvent(new Event('change')))")
+    for name, address in (("bob", url), ("ann", f"{url}/?rater=ann"), ("ann", url)):
+        page.wait(f"{_READY} && at('ask').hidden && location.search.startsWith('?rater=')")
+        page.run("document.body.id = 'old'")
+        page.open(address)
+        page.wait(f"document.body?.id === '' && {_READY} && rater.value === '{name}' && at('ask').hidden")
+
+
 def _recover(page: Page, url: str) -> None:
     """Answer pairs while the server is away, and after another tab has answered the same pair."""
     page.wait("!at('zoom').open")
     page.send("Network.enable")
-    for offline, message in ((True, "Failed to fetch"), (False, "has answered this pair already")):
+    for offline, message in ((True, "The answers given before are stored."), (False, "has answered this pair already")):
         limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         page.send("Network.emulateNetworkConditions", offline=offline, **limits)
         if not offline:

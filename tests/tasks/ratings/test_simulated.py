@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from models.rewards.factory import make_reward
-from tasks.metrics.view import RunView
-from tasks.ratings.answers import answers_of
-from tasks.ratings.request import RateRequest
-from tasks.runs.context import RunContext
+from flowmill.models.rewards.factory import make_reward
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.ratings.answers import answers_of
+from flowmill.tasks.ratings.request import RateRequest
+from flowmill.tasks.runs.context import RunContext
 from tools.taste import rate, rater_of
 
 RULE = "jpeg_compressibility"

@@ -15,12 +15,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import flowmill
-from configs.load import load_config
-from storage.trajectories.base import Sample
-from storage.trajectories.media import Sound
-from storage.trajectories.webdataset import WebDatasetStore
-from tasks.metrics.samples import film_of
-from tasks.reports.report import run_report
+from flowmill.configs.load import load_config
+from flowmill.storage.trajectories.base import Sample
+from flowmill.storage.trajectories.media import Sound
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
+from flowmill.tasks.metrics.samples import film_of
+from flowmill.tasks.reports.report import run_report
 from tests.conftest import ROOT
 from tests.support.folder_files import FolderFiles
 from tests.support.inside import evaluate, prepare, run_epoch

@@ -8,28 +8,45 @@ from typing import Any
 
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 import flowmill
-from configs.load import load_config
-from flows.cli.filters import EntryFilter
-from flows.cli.status_tables import print_run
-from models.rewards.fitted import ABOUT
-from storage.layout import ArtifactRef
-from tasks.fitting.provenance import data_section
-from tasks.inputs.store_trust import remember
-from tasks.metrics.describe import describe_run
-from tasks.metrics.tracked import paragraphs
-from tasks.metrics.view import RunView
-from tasks.reports.data_tables import data_tables
-from tasks.reports.report import run_report
-from tasks.reports.report.samples import given_shots
-from tasks.runs.context import RunContext
-from tasks.stages.stage_run import StageRun
-from tasks.tracking.data_logging import data_logger
+from flowmill.configs.load import load_config
+from flowmill.flows.cli.filters import EntryFilter
+from flowmill.flows.cli.status_tables import print_run
+from flowmill.models.rewards.fitted import ABOUT
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.fitting.provenance import data_section
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.tracked import paragraphs
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.ratings.answers import RatingAnswer, append_answer
+from flowmill.tasks.reports.data_tables import data_tables
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.reports.report.samples import ingested_shots
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import pairs, write_jsonl
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
-from tests.tasks.reports.test_published import rate
+
+
+def rate(context: RunContext, rater: str, preferred: float) -> RatingAnswer:
+    """Prefer the first sample of the evaluation after training to the one before, or not."""
+    first, second = (context.chain.require(epoch, "evaluate") for epoch in (1, 0))
+    row = flowmill.open(context.store.root.uri).run(context.run.name).evaluation(1).to_pylist()[0]
+    answer = RatingAnswer(
+        prompt_id=row["prompt_id"],
+        prompt=row["prompt"],
+        first_artifact=first.artifact,
+        first_sample=row["sample_id"],
+        second_artifact=second.artifact,
+        second_sample=row["sample_id"],
+        preferred=preferred,
+        rater=rater,
+        seconds=1.0,
+    )
+    append_answer(context.run, answer)
+    return answer
 
 
 @pytest.fixture
@@ -54,7 +71,7 @@ def context(config_data: dict[str, Any], config_file: Path, tmp_path: Path) -> R
 def test_given_rows_and_those_left_out_are_shown(
     context: RunContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = RunView(context).given()
+    given = RunView(context).ingested()
     assert given is not None
     assert (given.source, given.kind, given.rows, given.samples, given.prompts) == ("rows.jsonl", "pairs", 5, 10, 5)
     assert given.licenses == {"CC-BY-4.0": 8, "CC0": 2}
@@ -65,7 +82,7 @@ def test_given_rows_and_those_left_out_are_shown(
     tables = data_tables(context)
     assert [*tables] == ["Given data", "Rows left out"]
     assert tables == flowmill.open(context.store.root.uri).run("small").data()
-    assert [shot.verdict for shot in given_shots(RunView(context))] == ["chosen", "rejected"] * 5
+    assert [shot.verdict for shot in ingested_shots(RunView(context))] == ["chosen", "rejected"] * 5
     html = run_report(context)
     for words in ("5 pairs", "1-rejected.png", "CC-BY-4.0 8, CC0 2", "Given samples"):
         assert words in html
@@ -136,16 +153,3 @@ def test_the_card_of_an_export_says_what_a_policy_was_trained_on(context: RunCon
         f"judged.csv 12; `{ref}` from `{seen}`"
     ) in text
     assert "ann" not in text
-
-
-def test_mlflow_gets_the_tables_and_a_grid(context: RunContext, tmp_path: Path) -> None:
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    experiment = client.create_experiment("data", artifact_location=str(tmp_path / "artifacts"))
-    run_id = client.create_run(experiment).info.run_id
-    for _ in range(2):
-        data_logger(context)(client, run_id)
-    table = json.loads((tmp_path / "artifacts" / run_id / "artifacts" / "data" / "Given data.json").read_text())
-    assert table["columns"][:2] == ["source", "rows"]
-    assert table["data"][0][:2] == ["rows.jsonl", "5 pairs"]
-    pictures = [path for path in (tmp_path / "artifacts").rglob("*.png") if "given+step+0" in path.name]
-    assert len(pictures) == 1, "logged again, it is the same"

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import flowmill
-from configs.schema import RunConfig
+from flowmill.configs.schema import RunConfig
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, prepare, run_epoch
 

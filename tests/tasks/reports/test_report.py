@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -14,16 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.paths import portable
-from configs.schema import RunConfig
-from tasks.metrics.evaluations import evaluation_figures
-from tasks.reports.report import charts, page, run_report
-from tasks.reports.report.headline import SampleScores, headline
-from tasks.reports.report.reading import read_run
-from tasks.reports.report.samples import _encoded
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.paths import portable
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.reports.report import charts, page, run_report
+from flowmill.tasks.reports.report.headline import SampleScores, headline
+from flowmill.tasks.reports.report.reading import read_run
+from flowmill.tasks.reports.report.samples import _encoded
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -133,6 +134,7 @@ def test_latents_without_images_have_no_gallery(make_config: Make) -> None:
     assert "1 of 1 epochs are trained" in Page(run_report(found)).text
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_command_writes_and_logs_it(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
     root = str(tmp_path / "store")
@@ -176,7 +178,9 @@ def test_intervals_are_over_prompts() -> None:
 
     before = [0.1 * (n % 5) for n in range(20)]
     after = [score + 0.1 + 0.01 * (n % 2) for n, score in enumerate(before)]
-    result = headline({"heldout": 0.2, "train": 0.0}, {"heldout": 0.305}, rows(before), rows(after))
+    result = headline(
+        {"heldout": 0.2, "train": 0.0}, {"heldout": 0.305}, rows(before), rows(after), (-math.inf, math.inf)
+    )
     assert result is not None
     assert (result.before.mean, result.after.mean, result.prompts) == (0.2, 0.305, 20)
     assert result.change.mean == pytest.approx(0.105)
@@ -184,10 +188,10 @@ def test_intervals_are_over_prompts() -> None:
     error = 2.093 * np.std([0.1, 0.11] * 10, ddof=1) / 20**0.5
     assert result.change.low == pytest.approx(0.105 - error, abs=2e-4)
     assert result.change.high == pytest.approx(0.105 + error, abs=2e-4)
-    same = headline({"heldout": 0.2}, {"heldout": 0.2}, rows(before), rows(before))
+    same = headline({"heldout": 0.2}, {"heldout": 0.2}, rows(before), rows(before), (-math.inf, math.inf))
     assert same is not None
     assert (same.change.mean, same.change.low) == (0.0, None)
-    assert headline({"heldout": 0.2}, {"train": 0.3}, rows(before), rows(after)) is None
+    assert headline({"heldout": 0.2}, {"train": 0.3}, rows(before), rows(after), (-math.inf, math.inf)) is None
 
 
 def test_texts_have_their_differences_marked() -> None:

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 import flowmill
-from configs.data import DataSection
-from configs.errors import ConfigError, CorruptError
-from configs.schema import RunConfig
-from tasks.inputs.data_rows import read_given
+from flowmill.configs.data import DataSection
+from flowmill.configs.errors import ConfigError, CorruptError
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.data_rows import read_data_rows
 from tests.support.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -47,7 +47,7 @@ def test_a_stream_has_the_samples_of_the_table(run: flowmill.Run) -> None:
 
 def test_tars_of_a_run_are_given_data_of_another(run: flowmill.Run) -> None:
     tars = sorted(Path(run.store.root.removeprefix("file://")).rglob("samples.tar"))
-    found = read_given(DataSection(train="::".join(map(str, tars))))
+    found = read_data_rows(DataSection(train="::".join(map(str, tars))))
     files = {row.samples[0].name.rpartition(" ")[2]: row for row in found.rows}
     for sample in run.stream(1):
         row = files[f"{sample['__key__']}.png"]

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.artifacts.commit import ArtifactStore
-from storage.backends.base import FileEntry
-from storage.layout import ArtifactRef
-from storage.trajectories.base import Sample
-from storage.trajectories.webdataset import WebDatasetStore
-from tasks.runs.background_commit import BackgroundCommit
-from tasks.runs.media_cache import Recent
-from tasks.runs.progress import Ledger
-from tasks.specs.graph import Node
-from tasks.specs.stages import StageSpec
-from tasks.stages.shard_writer import ShardWriter
-from tasks.stages.stage import Output, Shard, Stage
-from tasks.stages.stage_run import StageRun
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.backends.base import FileEntry
+from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import Sample
+from flowmill.storage.trajectories.webdataset import WebDatasetStore
+from flowmill.tasks.runs.background_commit import BackgroundCommit
+from flowmill.tasks.runs.media_cache import Recent
+from flowmill.tasks.runs.progress import Ledger
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.stages import StageSpec
+from flowmill.tasks.stages.shard_writer import ShardWriter
+from flowmill.tasks.stages.stage import Output, Shard, Stage
+from flowmill.tasks.stages.stage_run import StageRun
 
 SHARDS = [Shard(f"{number:06d}") for number in range(3)]
 

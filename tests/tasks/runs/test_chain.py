@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, NotCommittedError
-from configs.schema import RunConfig
-from storage import layout
-from storage.artifacts.lineage import LineageEntry
-from storage.backends.local import LocalBackend
-from storage.layout import ArtifactRef
-from tasks.checks.stage_forecast import forecast
-from tasks.metrics.describe import describe_run
-from tasks.metrics.evaluations import evaluation_figures, named_figures
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, open_run
-from tasks.runs.stage_selection import named_stages
-from tasks.runs.staleness import State, due, explain, side_results, standing, standings
-from tasks.specs.graph import Node
-from tasks.specs.plan import RunPlan
-from tasks.specs.stages import STAGES
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, NotCommittedError
+from flowmill.configs.schema import RunConfig
+from flowmill.storage import layout
+from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.backends.local import LocalBackend
+from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.checks.stage_forecast import forecast
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.evaluations import evaluation_figures, named_figures
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.runs.stage_selection import named_stages
+from flowmill.tasks.runs.staleness import Freshness, due, explain, side_results, status_of, statuses
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.specs.stages import STAGES
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
@@ -50,17 +50,24 @@ def execute(context: RunContext, node: Node, *, force: bool = False) -> Artifact
 
 
 def states(context: RunContext) -> dict[str, str]:
-    return {str(each.node): each.state.value for each in standings(context.chain) if each.state is not State.FRESH}
+    return {str(each.node): each.state.value for each in statuses(context.chain) if each.state is not Freshness.FRESH}
 
 
 def test_what_is_required_of_an_epoch_beyond_the_last_is_refused_with_the_epochs_of_the_run(make_config: Make) -> None:
-    """A stage of the next epoch makes the run longer, so that is said to come first."""
-    chain = prepare(make_config()).chain
-    said = r"'small' has no {} for epoch {}: it has epochs 0 to 2\. .* --name small --set run.epochs={}$"
-    for stage, epoch in (("rollout", 4), ("optimize", 9), ("export", 3), ("evaluate", 9)):
+    """An epoch is named that is trained; a stage of the next one can be run before."""
+    context = prepare(make_config())
+    chain = context.chain
+    with pytest.raises(NotCommittedError, match=r"export for epoch 2: 0 of its 2 epochs are trained\. Train it "):
+        chain.require(2, "export")
+    run_epoch(context, 1)
+    said = (
+        r"'small' has no {} for epoch {}: 1 of its 2 epochs are trained\. Name an epoch up to 1, or .* --name small "
+        r"--set run.epochs={}$"
+    )
+    for stage, epoch in (("rollout", 3), ("optimize", 9), ("export", 2), ("export", 3), ("evaluate", 9)):
         with pytest.raises(NotCommittedError, match=said.format(stage, epoch, epoch)):
             chain.require(epoch, stage)
-    for stage, epoch in (("rollout", 3), ("export", 2), ("evaluate", 0)):
+    for stage, epoch in (("rollout", 2), ("export", 1), ("evaluate", 0)):
         with pytest.raises(NotCommittedError, match=rf"no {stage} for epoch {epoch} yet\. Run 'flowmill stage {stage}"):
             chain.require(epoch, stage)
 
@@ -74,6 +81,7 @@ def test_nodes_come_after_what_they_read(make_config: Make) -> None:
         assert set(context.chain.identity(node).upstream()) <= set(nodes[:index]), node
 
 
+@pytest.mark.campaign
 def test_a_thousand_epochs_are_planned_without_recursion(make_config: Make) -> None:
     context = begin_run(make_config("run.epochs=1000"))
     last = context.chain.ref(Node(1000, "export"))
@@ -85,7 +93,7 @@ def test_a_thousand_epochs_are_planned_without_recursion(make_config: Make) -> N
 
 def test_a_finished_run_is_fresh_and_a_new_one_missing(make_config: Make) -> None:
     context = begin_run(make_config("run.epochs=1"))
-    assert {each.state for each in standings(context.chain)} == {State.MISSING}
+    assert {each.state for each in statuses(context.chain)} == {Freshness.MISSING}
     context = finish(make_config("run.epochs=1"))
     assert states(context) == {}
     assert side_results(context.chain) == []
@@ -228,13 +236,13 @@ def test_forced_then_fewer_epochs_never_mixes_two_chains(make_config: Make, tmp_
     assert set(evaluation_figures(again.chain, 1)) == {"train", "heldout"}
     # The policy of epoch 2 was trained on rewards that no longer count, so it has no figures.
     assert evaluation_figures(again.chain, 2) == {}
-    assert standing(again.chain, Node(2, "optimize")).state is State.STALE
+    assert status_of(again.chain, Node(2, "optimize")).state is Freshness.STALE
 
 
 def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) -> None:
     finish(make_config("run.epochs=1"))
     changed = begin_run(make_config("run.epochs=1", "evaluate.samples=6"))
-    assert standing(changed.chain, Node(1, "evaluate")).causes[0].text == "samples 4 -> 6"
+    assert status_of(changed.chain, Node(1, "evaluate")).causes[0].text == "samples 4 -> 6"
     assert explain(changed.chain, Node(1, "judge", REWARD)) == [
         "root cause: evaluate@1: samples 4 -> 6",
         f"judge[{REWARD}]@1 is stale: input evaluate@1 changed",
@@ -316,7 +324,7 @@ def test_an_evaluation_on_other_prompts_has_a_name_of_its_own(make_config: Make,
 
 
 def test_a_new_judge_needs_no_sampling_and_a_failing_one_loses_nothing(make_config: Make) -> None:
-    from configs.errors import FlowmillError
+    from flowmill.configs.errors import FlowmillError
 
     broken = make_config("run.epochs=1", "evaluate.judges=[{name: 'tests.support.rewards:NotANumber'}]")
     context = prepare(broken)
@@ -396,8 +404,8 @@ def test_a_store_is_moved_and_goes_on_where_it_is(make_config: Make, tmp_path: P
 
 
 def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
-    from configs.errors import RunConflictError
-    from tasks.runs.locks import executing, holding, refuse_while_executing
+    from flowmill.configs.errors import RunConflictError
+    from flowmill.tasks.runs.locks import executing, holding, refuse_while_executing
 
     context = prepare(make_config())
     refuse_while_executing(context.store, "small")

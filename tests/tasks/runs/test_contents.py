@@ -13,35 +13,35 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from configs import introspection
-from configs.load import load_config
-from configs.registry import Table
-from configs.schema import RunConfig
-from models.engines import ENGINES
-from models.maths import KERNELS, PLANS, SOLVERS
-from models.policies import POLICIES
-from models.quickstart import BUILDERS
-from models.rewards import GIVEN, REWARDS
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from storage.trajectories import TRAJECTORY_STORES
-from tasks.advantages.estimators import ESTIMATORS
-from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.execution.launchers import LAUNCHERS
-from tasks.execution.runners import RUNNERS
-from tasks.inputs.option_paths import changed_places
-from tasks.inputs.store_trust import remember
-from tasks.reports.comparison import compare
-from tasks.runs.chain import Chain
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
-from tasks.runs.staleness import State, explain, standing
-from tasks.specs.graph import Node
-from tasks.specs.input_hashes import Contents
-from tasks.specs.plan import RunPlan
-from tasks.specs.run_inputs import RunInputs
-from tasks.stages.stage_run import StageRun
-from tasks.training.optimizers import OPTIMIZERS
+from flowmill.configs import introspection
+from flowmill.configs.load import load_config
+from flowmill.configs.registry import Table
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import ENGINES
+from flowmill.models.maths import KERNELS, PLANS, SOLVERS
+from flowmill.models.policies import POLICIES
+from flowmill.models.quickstart import BUILDERS
+from flowmill.models.rewards import ARGUMENTS, REWARDS
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.tasks.advantages.estimators import ESTIMATORS
+from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from flowmill.tasks.execution.launchers import LAUNCHERS
+from flowmill.tasks.execution.runners import RUNNERS
+from flowmill.tasks.inputs.option_paths import changed_places
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.reports.comparison import compare
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
+from flowmill.tasks.runs.staleness import Freshness, explain, status_of
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.input_hashes import InputContents
+from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.specs.run_inputs import RunInputs
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
 
@@ -114,12 +114,12 @@ def test_where_a_file_is_gone_or_was_never_given_here_it_is_as_recorded(scored: 
     own = begin_run(scored).chain.ref(JUDGE)
     write(file, 2.0, age_s=30)
     assert begin_run(scored).chain.ref(JUDGE) != own
-    assert standing(open_run(root, "small", reads=True, trusted=True).chain, SCORE).state is State.FRESH
+    assert status_of(open_run(root, "small", reads=True, trusted=True).chain, SCORE).state is Freshness.FRESH
     remember(scored)
-    assert standing(open_run(root, "small", reads=True).chain, SCORE).state is State.STALE
+    assert status_of(open_run(root, "small", reads=True).chain, SCORE).state is Freshness.STALE
     file.unlink()
     for gone in (open_run(root, "small", reads=True), begin_run(scored)):
-        assert standing(gone.chain, SCORE).state is State.FRESH
+        assert status_of(gone.chain, SCORE).state is Freshness.FRESH
         assert pending(begin_run(scored), SCORE) == 0
         assert gone.chain.ref(JUDGE) == own, "as another stage recorded it, where this one has made nothing"
 
@@ -132,7 +132,7 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
     latents = "rollout.media={format: none, latents: true}"
     config = make_config(head(file), latents)
     with monkeypatch.context() as before:
-        before.setattr(Contents, "of", lambda *_: {})
+        before.setattr(InputContents, "of", lambda *_: {})
         old = prepare(config)
         score(old)
         ref = old.chain.ref(SCORE)
@@ -144,7 +144,7 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
         assert pending(now, SCORE) == 0
     write(file, 1.0, age_s=-10)
     changed = begin_run(config)
-    assert standing(changed.chain, SCORE).state is State.STALE
+    assert status_of(changed.chain, SCORE).state is Freshness.STALE
     assert explain(changed.chain, SCORE)[-1].endswith("changed since, and its contents were not recorded")
     other = Chain(RunInputs(old.store, make_config(head(file), latents, "rollout.steps=2"), old.run))
     assert explain(other, SCORE)[-1] == "score[head]@1 is stale: input rollout@1 changed"
@@ -231,7 +231,7 @@ def test_of_a_folder_that_prompts_name_files_of_those_count(make_config: Make, t
 
 def annotated(table: Mapping[str, str], *, given: int = 0) -> dict[str, list[str]]:
     """Return the options of a table's components that name something, by component."""
-    kinds = {name: introspection.options(import_string, given=given) or {} for name, import_string in table.items()}
+    kinds = {name: introspection.options(import_string, skipped=given) or {} for name, import_string in table.items()}
     named = {name: [option for option, kind in each.items() if "Place" in kind] for name, each in kinds.items()}
     return {name: options for name, options in named.items() if options}
 
@@ -251,7 +251,7 @@ def with_options(tmp_path: Path, changes: Mapping[str, Any], preset: str = "tiny
 
 
 def test_every_option_of_a_reward_that_names_something_counts_where_it_scores(tmp_path: Path) -> None:
-    found = annotated(REWARDS, given=len(GIVEN))
+    found = annotated(REWARDS, given=len(ARGUMENTS))
     assert {name: len(options) for name, options in found.items()}.items() >= {"hpsv3": 3, "dina_lrm": 3}.items()
     for name, options in found.items():
         reward = {"name": name, "options": dict.fromkeys(options, "owner/name")}

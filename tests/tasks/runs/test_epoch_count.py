@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import RunConfig
-from flowmill.start import start
-from flows.cli.command_resolution import understood
-from flows.requests import PipelineRequest
-from tasks.checks.stage_forecast import forecast
-from tasks.runs.epoch_count import kept_length, length, length_note
-from tasks.runs.extension import grown
-from tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.schema import RunConfig
+from flowmill.flows.cli.command_resolution import understood
+from flowmill.flows.requests import PipelineRequest
+from flowmill.run_starter import start
+from flowmill.tasks.checks.stage_forecast import forecast
+from flowmill.tasks.runs.epoch_count import kept_length, length, length_note
+from flowmill.tasks.runs.extension import advanced, grown
+from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
+from flowmill.tasks.runs.state import note_state
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -51,7 +52,7 @@ def test_what_was_trained_or_asked_for_is_kept(make_config: Make) -> None:
 def test_every_way_to_start_a_run_keeps_its_length(
     make_config: Make, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import process_state
+    from flowmill.flows import process_state
 
     monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
     context = prepare(make_config("run.epochs=2"))
@@ -79,16 +80,45 @@ def test_dry_says_what_run_would_do(make_config: Make, config_file: Path) -> Non
     asked = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0"]))
     assert asked.note is not None
     # Nothing is marked as finished, but all is there.
-    assert forecast(asked.config, asked.found).due == 0
+    assert forecast(asked.config, asked.run).due == 0
     mark_finished(context, {})
-    assert asked.found is not None
-    assert finished_result(asked.found) == {}
-    made = forecast(asked.config, asked.found)
+    assert asked.run is not None
+    assert finished_result(asked.run) == {}
+    made = forecast(asked.config, asked.run)
     assert made.due == 0
     counts = {stage.stage: stage.fresh for stage in made.stages}
     assert counts == {stage.stage: stage.fresh for stage in forecast(asked.config).stages}
     other = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0", "run.seed=9"]))
-    assert (other.found, other.config.run.epochs) == (None, 0)
+    assert (other.run, other.config.run.epochs) == (None, 0)
     assert other.conflicts == ("run.seed: 0 -> 9",)
     assert find_run(make_config("run.epochs=1")) is not None
     assert Node(1, "export") in list(context.chain.nodes())
+
+
+def test_a_stopped_request_for_further_epochs_leads_to_the_same_number(make_config: Make, config_file: Path) -> None:
+    """However often it is stopped, by the command and by a schedule; once it is done, it is another request."""
+    context = prepare(make_config("run.epochs=1"))
+    run_epoch(context, 1)
+    note_state(context, "done")
+    asked = PipelineRequest(config=str(config_file), advance=2)
+    longer = grown(context, 2)
+    for state, trained in (("running", 1), ("stopped", 2), ("failed", 2)):
+        note_state(longer, state)
+        again = understood(asked)
+        assert again.config.run.epochs == advanced(context, 2) == grown(context, 2).config.run.epochs == 3, state
+        assert ("has 2 epochs: this goes on" in str(again.note)) == (trained == 2)
+        assert advanced(context, 1) == trained + 1, "another request"
+        if trained == 1:
+            run_epoch(longer, 2)
+    assert understood(asked.model_copy(update={"advance": None})).config.run.epochs == 3, "nor does it end earlier"
+    run_epoch(longer, 3)
+    assert advanced(longer, 2) == 3, "the evaluation and the export are missing"
+    for node in longer.chain.nodes():
+        if longer.chain.find(*node) is None:
+            StageRun(make_stage(longer, node.stage, node.epoch, node.slot)).execute()
+    assert advanced(longer, 2) == 5, "all is there, though nothing recorded the end"
+    note_state(longer, "done")
+    assert (advanced(longer, 2), understood(asked).note) == (5, None)
+    begin_run(make_config("run.epochs=1"))
+    note_state(longer, "stopped")
+    assert advanced(longer, 2) == 5, "a run that ends earlier since has no request to go on with"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.load import load_config
-from configs.presets import config_file, copy_preset, presets
-from configs.schema import RunConfig
-from flows.requests import StageRequest
-from tasks.runs.extension import chosen_epoch, extend, grown, trained
-from tasks.runs.opening import open_run
-from tasks.stages.stage_run import StageRun
-from tasks.tracking.client import open_client
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
+from flowmill.configs.presets import config_file, copy_preset, presets
+from flowmill.configs.schema import RunConfig
+from flowmill.flows.requests import StageRequest
+from flowmill.tasks.runs.extension import chosen_epoch, extend, grown
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
 
@@ -62,23 +62,24 @@ def test_a_run_grows_by_what_it_has(make_config: Make) -> None:
     context = prepare(make_config("run.epochs=1"))
     run_epoch(context, 1)
     root = context.store.root.uri
-    assert trained(context) == 1
+    assert context.chain.trained() == 1
     assert grown(context, None) is context
     assert grown(context, 3).config.run.epochs == 4
     extend(open_run(root, "small"), 2)
     assert open_run(root, "small").config.run.epochs == 4, "never less"
     extend(open_run(root, "small"), 5)
     assert open_run(root, "small").config.run.epochs == 5
-    assert trained(open_run(root, "small", reads=True)) == 1
+    assert open_run(root, "small", reads=True).chain.trained() == 1
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_command_line_trains_on(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
     given = ["--root", str(tmp_path / "store"), "--set", "evaluate.every=9", "--quiet"]
     for epochs in (1, 3):
         done = flowmill("run", str(config_file), "--advance", str(1 if epochs == 1 else 2), *given)
         assert done.returncode == 0, done.stderr
-        assert trained(open_run(str(tmp_path / "store"), "small", reads=True)) == epochs
+        assert open_run(str(tmp_path / "store"), "small", reads=True).chain.trained() == epochs
     plain = flowmill("run", str(config_file), *given[:4])
     assert "it keeps them" in plain.stdout, plain.stderr
     assert "No model was run" in plain.stdout
@@ -99,7 +100,7 @@ def test_the_command_line_trains_on(flowmill: FlowmillCommand, config_file: Path
 
 def test_presets_have_names() -> None:
     assert "digits" in presets()
-    assert config_file("digits") == ROOT / "configs" / "digits.yaml"
+    assert config_file("digits").resolve() == ROOT / "configs" / "digits.yaml"
     assert load_config("digits").run.name == "digits"
     with pytest.raises(ConfigError, match="nothing-like-it"):
         load_config("nothing-like-it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,28 +15,37 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 from pydantic import BaseModel
 
-from configs.fingerprint import fingerprint
-from configs.load import load_config
-from configs.registry import resolve
-from configs.schema import RunConfig
-from models.library_loading import quiet_libraries
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Sampler, ode_plan, sample
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE
-from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES, REFERENCES, VIDEO
-from models.policies.attention import BACKENDS, attention_identity
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.parts import Part
-from models.quickstart.tiny import build_tiny
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from tasks.runs.context import RunContext
-from tasks.specs.diffusion import DiffusionSpec
-from tasks.specs.stages import STAGES
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.load import load_config
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE
+from flowmill.models.policies import (
+    EMBEDDED_GUIDANCE,
+    IMAGE_CONDITIONED,
+    NOISE_RANGE,
+    NOT_ENCODED,
+    POLICIES,
+    REFERENCES,
+    VIDEO,
+)
+from flowmill.models.policies.attention import BACKENDS, attention_identity
+from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.diffusion import DiffusionSpec
+from flowmill.tasks.specs.stages import STAGES
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
+from tests.support.pins import FIT, PINS, PRESETS, changed
 
 Make = Callable[..., RunConfig]
 LORA = "model.lora={rank: 2, alpha: 4}"
@@ -183,6 +193,7 @@ def plain_settings(section: type[BaseModel], value: BaseModel, prefix: str = "")
             yield key, next(each for each in others if each != now and isinstance(each, str))
 
 
+@pytest.mark.slow
 def test_every_plain_setting_changes_the_stages_of_its_section_alone(root: Path) -> None:
     settings = dict(plain_settings(RunConfig, load_config(ROOT / "configs" / "tiny_sd3.yaml")))
     assert len(settings) > 70
@@ -221,6 +232,19 @@ def test_every_backend_of_diffusers_is_known_and_only_quantized_ones_are_named()
     named = {name for name in BACKENDS if attention_identity(name) == name}
     assert named == {name for name in BACKENDS if "sage" in name}
     assert {attention_identity(name) for name in set(BACKENDS) - named} | {attention_identity(None)} == {"exact"}
+
+
+def test_presets_keep_the_artifacts_of_earlier_versions(tmp_path: Path) -> None:
+    """A setting, default or option that moves them makes every stored run stale."""
+    pinned = json.loads(PINS.read_text())
+    assert list(pinned) == [*PRESETS, FIT]
+    moved = "\n".join(changed(pinned, tmp_path))
+    assert not moved, (
+        f"Artifacts have other ids, so stored runs would be made again:\n{moved}\n"
+        "A new setting is Annotated[..., Later()]; one that changes no result is excluded from its stage's options(). "
+        "If the output has another meaning, raise the stage's version in tasks/specs/stages.py. Where that is meant, "
+        "or the preset itself was changed, write the ids anew: python -m tests.support.pins"
+    )
 
 
 # What was really computed.

@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from configs.errors import RunConflictError
-from configs.load import load_config
-from configs.paths import PATH_SETTINGS
-from configs.schema import RunConfig
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import RunFolder
-from tasks.inputs.store_trust import HARMLESS, NAMES, pattern
-from tasks.runs.moves import RECORDED, moved
-from tasks.runs.opening import begin_run, find_run, finished_result, mark_finished, note_moves, open_run
-from tasks.runs.staleness import State, standings
-from tasks.specs.run_inputs import RunInputs
+from flowmill.configs.errors import RunConflictError
+from flowmill.configs.load import load_config
+from flowmill.configs.paths import PATH_SETTINGS
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.tasks.inputs.store_trust import HARMLESS, NAMES, pattern
+from flowmill.tasks.runs.moves import RECORDED, moved
+from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished, note_moves, open_run
+from flowmill.tasks.runs.staleness import Freshness, statuses
+from flowmill.tasks.specs.run_inputs import RunInputs
 from tests.conftest import ROOT
 from tests.support.inside import prepare
-from tests.tasks.inputs.test_store_trust import _and_inside, _section_fields
+from tests.support.settings import and_inside, section_fields
 from tests.tasks.runs.test_contents import ROLLOUT, SCORE, aged, head, pending, score, write
 
 Make = Callable[..., RunConfig]
@@ -33,23 +33,23 @@ Make = Callable[..., RunConfig]
 #: Texts of the schema that lead somewhere, and to no file.
 NO_FILES = {
     *("store.cache", "model.revision", "render.model.revision", "rewards.*.server.url"),
-    *("tracking.uri", "tracking.registered_model"),
+    *("tracking.uri", "tracking.registered_model", "execution.modules", "execution.sources"),
     # Texts of prompts, and names of what there is.
     *("rollout.tokens.stop", "rollout.tokens.system", "rollout.tokens.instruction", "render.answer"),
     *("render.turns.comment", "render.turns.by", "render.turns.done"),
     *("data.prompt", "data.sample", "data.chosen", "data.rejected", "data.rating", "data.keep", "data.split"),
-    *("data.messages", "data.prompt_image"),
-    *("rewards.*.modality", "advantage.diversity", "model.attention", "render.model.attention"),
+    *("data.messages", "data.prompt_image", "data.columns"),
+    *("advantage.diversity", "model.attention", "render.model.attention"),
     # What draws takes none of these: 'flowmill check' refuses them.
-    *("render.model.checkpoint", "render.model.lora.start", "render.model.lora.targets"),
+    *("render.model.lora.start", "render.model.lora.targets"),
 }
 
 
 def test_every_setting_of_the_schema_that_may_name_a_file_is_known() -> None:
     texts = {
-        pattern(name) for name, annotation in _section_fields(RunConfig) if {str, Any} & set(_and_inside(annotation))
+        pattern(name) for name, annotation in section_fields(RunConfig) if {str, Any} & set(and_inside(annotation))
     }
-    # Options of components are looked through by ``tasks.inputs.option_paths``.
+    # Options of components are looked through by ``flowmill.tasks.inputs.option_paths``.
     settings = {name for name in texts - HARMLESS - NAMES if not name.endswith((".name", ".options"))}
     # The config of another run, which records its own files.
     files = set(PATH_SETTINGS) - {"model.start_config"}
@@ -61,7 +61,6 @@ SETTINGS = {
     "model.path": "model.path={place}",
     "model.single_file": "model.single_file={place}/model.safetensors",
     "model.single_file.transformer": "model.single_file={{transformer: {place}/model.safetensors}}",
-    "model.checkpoint": "model.checkpoint={place}",
     "model.lora.start": "model.lora={{start: {place}/model.safetensors}}",
     "critic.path": "critic.path={place}",
     "render.model.path": "render.model.path={place}",
@@ -94,7 +93,7 @@ def test_a_path_to_the_same_contents_is_the_same_setting(
     store, run = ArtifactStore(before.store), RunFolder(ArtifactStore(before.store), "moved")
     of = RECORDED[setting.removesuffix(".transformer")]
     options = {of.option: of.now(RunInputs(store, before, run))}
-    monkeypatch.setattr(run, "made", lambda *node: [SimpleNamespace(ref="made")] if node == of.node else [])
+    monkeypatch.setattr(run, "entries_of", lambda *node: [SimpleNamespace(ref="made")] if node == of.node else [])
     monkeypatch.setattr(store, "manifest", lambda ref: SimpleNamespace(options=options))
     one.rename(two)
     given = configured(tmp_path, setting, two)
@@ -136,14 +135,16 @@ def test_a_finished_run_whose_project_was_moved_has_nothing_to_do(
     settings = ["model.path={}/model", "prompts.train={}/train.txt", "prompts.heldout={}/heldout.txt"]
     context = prepare(make_config(*(each.format(one) for each in settings)))
     mark_finished(context, {"mean": 0.5})
-    before = [each.artifact for each in standings(context.chain)]
+    before = [each.artifact for each in statuses(context.chain)]
     one.rename(two)
     given = make_config(*(each.format(two) for each in settings))
     again = find_run(given)
     assert again is not None
     assert finished_result(again) == {"mean": 0.5}
-    assert [each.artifact for each in standings(again.chain)] == before
-    assert {each.state for each in standings(again.chain) if each.node.stage in ("base", "preprocess")} == {State.FRESH}
+    assert [each.artifact for each in statuses(again.chain)] == before
+    assert {each.state for each in statuses(again.chain) if each.node.stage in ("base", "preprocess")} == {
+        Freshness.FRESH
+    }
     note_moves(again)
     known = open_run(given.store.root, "small").config
     assert (known.model.path, known.prompts.train) == (f"{two}/model", f"{two}/train.txt")

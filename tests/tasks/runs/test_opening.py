@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.artifacts.commit import ArtifactStore
-from storage.maintenance.quarantine import quarantine
-from storage.maintenance.verify import find_problems
-from tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
-from tasks.runs.state import note_state
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.maintenance.quarantine import quarantine
+from flowmill.storage.maintenance.verify import find_problems
+from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
+from flowmill.tasks.runs.state import note_state
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.runs.seeds import derive, epoch_prompts, generator
+from flowmill.tasks.runs.seeds import derive, epoch_prompts, generator
 
 
 def test_seeds_are_what_they_were() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.rewards.factory import needs_of
-from tasks.runs.sharding import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.factory import needs_of
+from flowmill.tasks.runs.sharding import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
 from tests.conftest import ROOT
 
 SMALL = ("tiny_", "digit", "unified_", "words", "addition", "lexicon", "smollm")
@@ -34,7 +34,6 @@ ON_32 = (
         "cogvideox_2b",
         "hunyuan_video15_480p",
         "ltx2",
-        "minimax_h3",
     ),
     *("sana_video_2b", "wan21_1_3b", "wan22_ti2v_5b"),
 )

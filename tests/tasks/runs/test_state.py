@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from configs.errors import ConfigError
-from configs.schema import RunConfig
-from tasks.runs.addresses import find_artifact
-from tasks.runs.locks import executing
-from tasks.runs.state import note_state, state_of
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.runs.addresses import find_artifact
+from flowmill.tasks.runs.locks import executing, holding
+from flowmill.tasks.runs.state import note_state, state_of
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -21,6 +21,10 @@ def test_running_stopped_failed_and_done(make_config: Make) -> None:
     note_state(context, "running")
     with executing(context):
         assert state_of(context, complete=False) == "running"
+    with holding(context.store, context.run.name):
+        note_state(context, "done")
+        assert state_of(context, complete=True) == "running", "a process loads its libraries to go on"
+    note_state(context, "running")
     assert state_of(context, complete=False) == "stopped", "killed"
     note_state(context, "failed", ValueError("no reward\nmore"))
     assert state_of(context, complete=False) == "failed: no reward"

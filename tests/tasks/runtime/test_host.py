@@ -8,19 +8,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.errors import ConfigError, OutOfMemoryError
-from configs.schema import RunConfig
-from models.devices import chosen_device
-from models.policies.parts import Part
-from models.rewards.base import Needs
-from tasks.checks.check import check_config
-from tasks.execution.execution import Execution
-from tasks.execution.rank_executor import RankExecutor
-from tasks.inputs.weight_sources import Weights
-from tasks.runs.opening import begin_run, open_run
-from tasks.runtime.devices import allocator_advice
-from tasks.runtime.hardware_info import computing_facts
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, OutOfMemoryError
+from flowmill.configs.schema import RunConfig
+from flowmill.models.devices import chosen_device
+from flowmill.models.policies.parts import Part
+from flowmill.models.rewards.base import Needs
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.runtime.devices import allocator_advice
+from flowmill.tasks.runtime.hardware_info import computing_facts
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -31,14 +31,14 @@ def test_text_encoders_are_let_go_when_a_stage_does_not_need_them(make_config: M
     context = begin_run(make_config())
     StageRun(make_stage(context, "base", 0)).execute()
     StageRun(make_stage(context, "encode", 0)).execute()
-    assert set(execution_of(context).host.held()) == {"encoder"}
-    assert execution_of(context).host.held()["encoder"] > 0
+    assert set(execution_of(context).host.loaded()) == {"encoder"}
+    assert execution_of(context).host.loaded()["encoder"] > 0
     for name in ("preprocess", "policy"):
         StageRun(make_stage(context, name, 0)).execute()
     StageRun(make_stage(context, "rollout", 1)).execute()
-    assert set(execution_of(context).host.held()) == {"policy"}
+    assert set(execution_of(context).host.loaded()) == {"policy"}
     execution_of(context).close()
-    assert execution_of(context).host.held() == {}
+    assert execution_of(context).host.loaded() == {}
 
 
 def test_each_part_is_loaded_once_in_a_run(make_config: Make) -> None:
@@ -65,7 +65,7 @@ def test_a_record_says_what_was_held_and_the_peak(make_config: Make) -> None:
     run = StageRun(make_stage(context, "rollout", 1))
     run.execute()
     memory = context.store.shards(run.ref)[0].producer["memory"]
-    assert memory["policy"] == execution_of(context).host.held()["policy"]
+    assert memory["policy"] == execution_of(context).host.loaded()["policy"]
     assert memory["peak"] > memory["policy"]
 
 
@@ -119,7 +119,7 @@ def test_the_decoder_leaves_the_device_while_nothing_is_decoded(
     moves: list[torch.device] = []
     policy.move_decoder = moves.append  # type: ignore[method-assign]
     vars(host)["device"] = torch.device("meta")
-    monkeypatch.setattr("tasks.runtime.host.free_cached_memory", lambda device: None)
+    monkeypatch.setattr("flowmill.tasks.runtime.host.free_cached_memory", lambda device: None)
     for parts in (SAMPLING, SAMPLING, frozenset({Part.DENOISER}), SAMPLING):
         host.prepare(parts)
     assert [device.type for device in moves] == ["meta", "cpu", "meta"]
@@ -133,7 +133,7 @@ def test_a_process_that_trains_first_keeps_the_decoder_off_the_device(
     policy.move_decoder = moves.append  # type: ignore[method-assign]
     host.release()
     monkeypatch.setattr(host, "load", lambda parts, **_: policy)
-    monkeypatch.setattr("tasks.runtime.host.free_cached_memory", lambda device: None)
+    monkeypatch.setattr("flowmill.tasks.runtime.host.free_cached_memory", lambda device: None)
     vars(host)["device"] = torch.device("meta")
     host.prepare(frozenset({Part.DENOISER}))
     host._loaded()
@@ -221,7 +221,7 @@ def test_a_reward_that_says_so_is_scored_by_the_ranks(
     make_config: Make, accelerated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs = Needs(accelerated=accelerated)
-    monkeypatch.setattr("models.rewards.jpeg.JpegCompressibility.needs", needs, raising=False)
+    monkeypatch.setattr("flowmill.models.rewards.jpeg.JpegCompressibility.needs", needs, raising=False)
     context = begin_run(make_config())
     assert make_stage(context, "score", 1, "jpeg_compressibility").on_ranks == accelerated
 
@@ -238,8 +238,8 @@ def test_too_little_memory_says_what_to_change(
     def full(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of ...")
 
-    monkeypatch.setattr("models.policies.sd3.SD3.encode", full)
-    monkeypatch.setattr("models.policies.sd3.SD3.call", full)
+    monkeypatch.setattr("flowmill.models.policies.sd3.SD3.encode", full)
+    monkeypatch.setattr("flowmill.models.policies.sd3.SD3.call", full)
     epoch = 1 if stage == "rollout" else 0
     with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
         StageRun(make_stage(context, stage, epoch)).execute()

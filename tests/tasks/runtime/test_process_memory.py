@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from tasks.runtime.process_memory import process_peak
+from flowmill.tasks.runtime.process_memory import process_peak
 from tests.conftest import ROOT
 
 
@@ -17,6 +17,6 @@ def test_the_peak_grows_with_this_process_and_leaves_out_its_parent() -> None:
     assert process_peak() >= before
     assert process_peak() > held.nbytes
     # Here the parent holds more than a new process needs.
-    code = "from tasks.runtime.process_memory import process_peak; print(process_peak())"
+    code = "from flowmill.tasks.runtime.process_memory import process_peak; print(process_peak())"
     own = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     assert 2**20 < int(own.stdout) < 2**27 < held.nbytes

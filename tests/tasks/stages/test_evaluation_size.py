@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
-from tasks.checks.check import check_config
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.weight_sources import exported_folder
-from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -63,7 +63,7 @@ def test_a_size_that_the_model_cannot_make_is_refused(
 
 
 def test_where_prompts_come_with_images_it_is_refused() -> None:
-    from configs.load import load_config
+    from flowmill.configs.load import load_config
     from tests.conftest import ROOT
 
     config = load_config(ROOT / "configs" / "tiny_flux1_kontext.yaml", ["evaluate.height=128"])

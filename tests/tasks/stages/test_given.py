@@ -17,26 +17,28 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 import flowmill
-from configs.errors import ConfigError, DataError, FlowmillError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.policies.diffusion import DiffusionPolicy
-from models.policies.parts import Part
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.checks.check_data import check_data
-from tasks.inputs.components import make_algorithm, open_trajectory_store
-from tasks.inputs.store_trust import remember
-from tasks.metrics.alerts import Alert, Watcher
-from tasks.metrics.describe import describe_run
-from tasks.reports.dataset import export_run
-from tasks.reports.report import run_report
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
-from tasks.runs.staleness import State, standing
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
-from tasks.tracking.descriptions import description
+from flowmill.configs.errors import ConfigError, DataError, FlowmillError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.policies.diffusion import DiffusionPolicy
+from flowmill.models.policies.parts import Part
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.check_data import check_data
+from flowmill.tasks.inputs.components import make_algorithm, open_trajectory_store
+from flowmill.tasks.inputs.data_section import data_of
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.ingested import ingested_figures
+from flowmill.tasks.reports.dataset import export_run
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
+from flowmill.tasks.runs.staleness import Freshness, status_of
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.tracking.descriptions import description
+from flowmill.tasks.training.data import TrainingData
 from tests.support.given import pairs, picture, png, rated, singles, write_form, write_jsonl
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -85,6 +87,8 @@ def test_images_are_encoded_once_by_the_policys_autoencoder(given: Make) -> None
         torch.testing.assert_close(torch.from_numpy(latents.copy())[None], policy.encode_media(pixels))
 
 
+@pytest.mark.campaign_cases("dpo", "kto")
+@pytest.mark.slow_cases("sft")
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
 def test_training_on_given_samples_changes_the_policy_and_resumes(given: Make, tmp_path: Path, algorithm: str) -> None:
     rows, section = {
@@ -141,8 +145,6 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     stage = make_stage(context, "optimize", 1)
     for epoch in (1, 2):
         StageRun(make_stage(context, "advantage", epoch)).execute()
-    from tasks.training.data import TrainingData
-
     losses, section = [], config.optimize
     trainable = cast(Any, host.fresh())
     optimizer = torch.optim.AdamW(
@@ -175,6 +177,7 @@ def shaped(key: str, seed: int = 0) -> list[dict[str, Any]]:
     return [{"prompt": f'"{n:02d}"', key: picture(seed + n, size)} for n, size in enumerate(SHAPES)]
 
 
+@pytest.mark.slow
 def test_images_of_several_sizes_train_in_buckets(given: Make, tmp_path: Path) -> None:
     """Nothing is stretched, micro-batches have one size, and neither ranks' batches nor a resume change the result."""
     sizes = {"buckets": BUCKETS, "rows_per_shard": 4}
@@ -233,12 +236,12 @@ def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Mak
     context = prepare(given(singles()))
     run_epoch(context, 1)
     moved = open_run(context.store.root.uri, "small")
-    assert standing(moved.chain, Node(1, "optimize")).state is State.FRESH
+    assert status_of(moved.chain, Node(1, "optimize")).state is Freshness.FRESH
     changed = singles()
     changed[0]["image"] = picture(50)
     write_jsonl(tmp_path / "given", changed)
     stale = open_run(context.store.root.uri, "small")
-    assert standing(stale.chain, Node(1, "optimize")).state is State.STALE
+    assert status_of(stale.chain, Node(1, "optimize")).state is Freshness.STALE
 
 
 @pytest.mark.parametrize("changed", ["given", "heldout"])
@@ -323,6 +326,7 @@ BAD_FILES = {
 }
 
 
+@pytest.mark.slow_cases("half a JPEG")
 @pytest.mark.parametrize("kind", list(BAD_FILES))
 def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_path: Path, kind: str) -> None:
     data, message = BAD_FILES[kind]
@@ -331,8 +335,11 @@ def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_pat
     with pytest.raises(DataError, match=f"line 3: 2-image.png .*{message}"):
         prepare(config)
     context = prepare(given(config.data.train if config.data else "", bad_rows="leave_out"))
-    manifest = context.store.require(context.chain.ref(Node(0, "ingest")))
-    assert manifest.summary == {"rows": 6, "refused": 1, "samples": 5}
+    ref = context.chain.ref(Node(0, "ingest"))
+    assert context.store.require(ref).summary == {"rows": 6, "refused": 1, "samples": 5}
+    ((place, reason),) = ingested_figures(context.store, ref, data_of(context.config)).refused
+    assert place.endswith("line 3")
+    assert not re.search("0x[0-9a-f]", reason), "the bytes of the artifact depend on no process"
     run_epoch(context, 1)
 
 
@@ -412,12 +419,13 @@ def test_tables_and_tars_are_trained_on(given: Make, tmp_path: Path, form: str) 
 TEXT_ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b), "wrong": str(a + b + 1)} for a in (1, 2) for b in (3, 4)]
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "apo_zero"])
 def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
     columns = {
         "sft": {"sample": "completion"},
         "dpo": {"chosen": "completion", "rejected": "wrong"},
         "kto": {"sample": "completion", "rating": "good"},
+        "apo_zero": {"sample": "completion", "rating": "good"},
     }[algorithm]
     rows = [{**row, "good": number % 2} for number, row in enumerate(TEXT_ROWS)]
     data = texts_data(tmp_path)
@@ -433,6 +441,9 @@ def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
         run_epoch(context, epoch)
     updates = [context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2, 3)]
     assert updates[-1]["loss"] < updates[0]["loss"]
+    # The policy is its base at first.
+    assert ("reference_point" in updates[0]) == (algorithm == "kto")
+    assert updates[0].get("reference_point", 0.0) == pytest.approx(0.0, abs=1e-6)
     ref = context.chain.ref(Node(0, "ingest"))
     opener = open_trajectory_store(config.rollout.store)
     shard = opener.open(context.store.files(ref, context.store.shards(ref)[0]))
@@ -440,6 +451,36 @@ def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
     tokens, mask = shard.array("tokens", 0), shard.array("token_mask", 0).astype(bool)
     assert tokenizer.decode(tokens[mask][:-1]) == "4"
     assert tokens[-1] == tokenizer.eos_token_id
+
+
+def test_texts_after_the_prompts_of_others(tmp_path: Path) -> None:
+    rows = [{**row, "good": number % 2} for number, row in enumerate(TEXT_ROWS)]
+    data = texts_data(tmp_path)
+    columns = {"sample": "completion", "rating": "good"}
+    data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), **columns}
+    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
+    data["optimize"] = {"algorithm": "kto", "updates_per_epoch": 1}
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(data))
+    context = prepare(load_config(path))
+    StageRun(make_stage(context, "advantage", 1)).execute()
+    stage, host = make_stage(context, "optimize", 1), execution_of(context).host
+    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
+    made = TrainingData(context, stage.policy_kind, 1, inputs)
+    samples = made.samples(host)
+    (units,) = made.plan(samples)
+    samples.begin_update(units)
+    samples.pair_prompts(units)
+    tokenizer = cast(Any, host.trainable(context.policy_ref(0))).policy.tokenizer
+
+    def read(batch: Any) -> list[tuple[str, str]]:
+        found = zip(batch.ids, batch.mask, strict=True)
+        return [(tokenizer.decode(ids[: int(mask.int().argmax())]), tokenizer.decode(ids[mask])) for ids, mask in found]
+
+    own, other = (read(samples.batch(units, 4)), read(samples.mismatched(units, 4)))
+    ends = (tokenizer.bos_token, tokenizer.eos_token)
+    assert sorted(own) == sorted((ends[0] + row["prompt"], row["completion"] + ends[1]) for row in TEXT_ROWS)
+    assert other == [(own[(number + 1) % 4][0], text) for number, (_, text) in enumerate(own)]
 
 
 def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
@@ -479,17 +520,3 @@ def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: 
     assert "dpo" in page
     assert describe_run(context)["finished_epochs"] == 1
     assert "trains" in description(context, "", done=True)
-
-
-def test_a_rule_that_goes_back_measures_policies_by_held_out_prompts(
-    given: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There are no rollouts whose rewards could be compared."""
-    monkeypatch.setattr(Watcher, "firing", lambda self, epoch: [Alert(rule="kl", epoch=epoch, text="moved far")])
-    context = prepare(given(singles(), SFT, "watch.on={kl: back}"))
-    evaluate(context, 0)
-    run_epoch(context, 1)
-    evaluate(context, 1)
-    StageRun(make_stage(context, "steer", 1)).execute()
-    decision = context.store.require(context.chain.require(1, "steer").ref).summary
-    assert (decision["policy"], decision["rate"]) == (0, 0.1)

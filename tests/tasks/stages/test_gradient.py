@@ -13,28 +13,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError, CorruptError, RewardError
-from configs.rewards import RewardSection
-from configs.schema import RunConfig
-from models.rewards.base import Batch, Needs
-from storage.layout import ArtifactRef, shard_folder
-from storage.maintenance.verify import find_problems
-from storage.trajectories.gradients import PAYLOADS, StoredGradients
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.checks.notes import training_notes
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.weight_sources import Weights
-from tasks.metrics.describe import describe_run
-from tasks.modalities.diffusion.reward_gradients import follow
-from tasks.modalities.modality import RewardGradientRequest
-from tasks.reports.trace import trace_sample
-from tasks.runs.context import RunContext
-from tasks.runs.stage_selection import named_stages
-from tasks.runtime.host import ModelHost
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
-from tasks.training.data import TrainingData
+from flowmill.configs.errors import ConfigError, CorruptError, RewardError
+from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.rewards.base import Batch, Needs
+from flowmill.storage.layout import ArtifactRef, shard_folder
+from flowmill.storage.maintenance.verify import find_problems
+from flowmill.storage.trajectories.gradients import PAYLOADS, StoredGradients
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.notes import training_notes
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.weight_sources import Weights
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.modalities.diffusion.reward_gradients import follow
+from flowmill.tasks.modalities.modality import RewardGradientRequest
+from flowmill.tasks.reports.trace import trace_sample
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.stage_selection import named_stages
+from flowmill.tasks.runtime.host import ModelHost
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.training.data import TrainingData
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -157,9 +157,9 @@ def test_other_learning_rates_take_the_stored_gradients_and_need_no_decoder(
     rates = [first]
     with monkeypatch.context() as patched:
         for name in ("decode", "decode_smoothly", "decoded"):
-            patched.setattr(f"models.policies.sd3.SD3.{name}", refused)
+            patched.setattr(f"flowmill.models.policies.sd3.SD3.{name}", refused)
         for name in ("score", "differentiable", "__post_init__"):
-            patched.setattr(f"models.rewards.digits_network.DigitsNetwork.{name}", refused)
+            patched.setattr(f"flowmill.models.rewards.digits_network.DigitsNetwork.{name}", refused)
         for number, rate in enumerate((1e-4, 1e-2)):
             context = prepare(make_config(*DIGITS, f"run.name=other{number}", f"optimize.learning_rate={rate}"))
             run_epoch(context, 1)
@@ -265,18 +265,6 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
         StoredGradients(context.store, [ref]).rms("missing")
 
 
-class Spreading:
-    """A reward that has gradients, and that ranks could hold together."""
-
-    needs = Needs(accelerated=True, batch_size=2, spreads=True)
-
-    def score(self, media: Any, prompts: Any, metadata: Any) -> list[float]:
-        return [0.0] * len(prompts)
-
-    def differentiable(self, media: Any, prompts: Any, metadata: Any) -> torch.Tensor:
-        return torch.zeros(len(prompts))
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -289,11 +277,6 @@ class Spreading:
         (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
         (("rewards=[{name: digits_network, standardize: true}]",), "has standardize set"),
         (('rewards=[{name: digits_network, server: "http://127.0.0.1:1"}]',), "has server set"),
-        (
-            (f"rewards=[{{name: '{__name__}:Spreading', spread: true}}]",),
-            "has spread set, .* each rank follows different samples",
-        ),
-        (("advantage.mode=binary",), "does not read rewards"),
         (("rollout.plan={name: window}",), "final latents"),
         (("optimize.algorithm.options.target=linear", "optimize.inner_epochs=2"), "optimize.inner_epochs is 2"),
         (("optimize.algorithm.options.target=linear", "optimize.replay={epochs: 1}"), "optimize.replay trains"),

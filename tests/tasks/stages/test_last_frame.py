@@ -14,21 +14,21 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 from PIL import Image
 
-from configs.errors import PromptError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.library_loading import quiet_libraries
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import Sampler, ode_plan, sample
-from models.maths.solvers import Euler
-from models.maths.transitions import ODE
-from models.policies.diffusion import DiffusionSettings
-from models.policies.parts import Part
-from models.policies.wan_i2v import Wan21ImageToVideo, Wan22ImageToVideo
-from models.quickstart.tiny import build_tiny
-from tasks.checks.check import check_config
-from tasks.inputs.weight_sources import exported_folder
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import PromptError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.solvers import Euler
+from flowmill.models.maths.transitions import ODE
+from flowmill.models.policies.diffusion import DiffusionSettings
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.wan_i2v import Wan21ImageToVideo, Wan22ImageToVideo
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.tasks.stages.test_presets import evaluated
@@ -147,6 +147,7 @@ def clips(folder: Path, family: str, images: int, *overrides: str) -> RunConfig:
     return load_config(ROOT / "configs" / f"tiny_{family}.yaml", [*given, *few, *overrides])
 
 
+@pytest.mark.slow
 def test_a_whole_run_exports_a_call_that_ends_with_the_last_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

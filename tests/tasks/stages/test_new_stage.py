@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from configs.schema import RunConfig
-from storage.maintenance.verify import verify_store
-from storage.trajectories.tables import read_rows
-from tasks.runs.staleness import State, standing
-from tasks.specs.graph import Node
-from tasks.specs.stages import STAGES, StageSpec, names_of
-from tasks.stages.stage import Output, Shard, Stage
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.maintenance.verify import verify_store
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.runs.staleness import Freshness, status_of
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.stages import STAGES, StageSpec, names_of
+from flowmill.tasks.stages.stage import Output, Shard, Stage
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
 
 BEST = Node(1, "best")
@@ -49,10 +49,10 @@ def test_a_new_stage_is_one_class_and_one_entry(
     assert names_of("epoch")[-1] == "best"
     context = prepare(make_config("run.epochs=1"))
     run_epoch(context, 1)
-    assert standing(context.chain, BEST).state is not State.FRESH
+    assert status_of(context.chain, BEST).state is not Freshness.FRESH
     run = StageRun(make_stage(context, "best", 1))
     run.execute()
-    assert standing(context.chain, BEST).state is State.FRESH
+    assert status_of(context.chain, BEST).state is Freshness.FRESH
     assert context.chain.require(*BEST).ref == run.ref
     advantages = read_rows(context.store, context.chain.require(1, "advantage").ref)
     first = max(advantages.to_pylist(), key=lambda row: row["advantage"])["sample_id"]

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.errors import ConfigError, CorruptError, NotCommittedError, PromptError
-from configs.load import load_config
-from configs.schema import RunConfig
-from models.library_loading import quiet_libraries
-from models.rewards.similarity import structural_similarity
-from storage.trajectories import source_images
-from storage.trajectories.source_images import FILE
-from storage.trajectories.tables import read_rows
-from tasks.checks.check import check_config
-from tasks.checks.try_rewards import try_rewards
-from tasks.inputs.prompt_rows import read_picture
-from tasks.inputs.prompts import image_keys
-from tasks.metrics.samples import media_of
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, CorruptError, NotCommittedError, PromptError
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.rewards.similarity import structural_similarity
+from flowmill.storage.trajectories import source_images
+from flowmill.storage.trajectories.source_images import FILE
+from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.try_rewards import try_rewards
+from flowmill.tasks.inputs.prompt_rows import read_picture
+from flowmill.tasks.inputs.prompts import image_keys
+from flowmill.tasks.metrics.samples import media_of
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 

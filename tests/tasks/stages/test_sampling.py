@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from configs.schema import RunConfig
-from tasks.metrics.evaluations import evaluation_figures, grids
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.metrics.evaluations import evaluation_figures, grids
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
 
+@pytest.mark.slow
 def test_evaluations_do_not_depend_on_shards(make_config: Make, tmp_path: Path) -> None:
     """Of one process or of many, whole or killed in the middle and gone on with: the same samples, scores, pictures."""
     settings = ("evaluate.samples=10", "execution.rollout_batch_size=2", "evaluate.images=9")
@@ -54,7 +55,7 @@ def test_an_evaluation_that_one_shard_holds_is_as_it_was(make_config: Make) -> N
     assert [record.shard for record in context.store.shards(images)] == ["heldout", "train"]
     larger = prepare(make_config("execution.rollout_batch_size=1", "execution.processes=4"))
     stage = make_stage(larger, "evaluate", 0)
-    assert StageRun(stage).found is False
+    assert StageRun(stage).reused is False
     assert [shard.name for shard in stage.shards()] == ["heldout", "train"]
 
 
@@ -78,6 +79,7 @@ def test_groups_stay_whole_for_rewards_that_compare(make_config: Make) -> None:
     assert names == ["000000-000001", "000001-000002", "000002-000003", "000003-000004"]
 
 
+@pytest.mark.slow
 def test_rewards_that_compare_get_whole_groups_of_what_was_cut(make_config: Make, tmp_path: Path) -> None:
     """Of an evaluation, whose prompts take turns, and of rollouts that were made before such a reward was asked for."""
     digests, names = [], []

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from configs.errors import ConfigError, RunConflictError
-from configs.load import parse_config
-from configs.schema import RunConfig
-from storage.maintenance.garbage_collection import Retention, plan_removals, remove
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.store_trust import remember
-from tasks.inputs.weight_sources import Weights, exported_folder
-from tasks.metrics.describe import describe_run
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, open_run
-from tasks.runs.staleness import State, standing
-from tasks.runs.start import check_start
-from tasks.specs.graph import policy_after
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, RunConflictError
+from flowmill.configs.load import parse_config
+from flowmill.configs.schema import RunConfig
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
+from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.inputs.weight_sources import Weights, exported_folder
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.runs.staleness import Freshness, status_of
+from flowmill.tasks.runs.start import check_start
+from flowmill.tasks.specs.graph import policy_after
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
@@ -74,6 +74,8 @@ def test_training_starts_from_the_average_which_is_also_the_reference(chained: t
     assert max(reference_kl(second, 1)) < 1e-10 < max(reference_kl(second, 2))
 
 
+@pytest.mark.campaign_cases("full")
+@pytest.mark.slow_cases("lora")
 def test_the_start_is_part_of_the_policys_identity_and_outlives_its_run(
     chained: tuple[RunContext, RunContext], make_config: Make
 ) -> None:
@@ -94,7 +96,7 @@ def test_the_start_is_part_of_the_policys_identity_and_outlives_its_run(
         remove(first.store, removal)
     assert not first.store.manifest(policy)
     again = begin_run(make_config(lora, *SECOND))
-    assert standing(again.chain, policy_after(1)).state is State.FRESH
+    assert status_of(again.chain, policy_after(1)).state is Freshness.FRESH
     run_epoch(again, 2)
     for name in ("evaluate", "judge"):
         assert again.chain.find(0, name) is None
@@ -136,7 +138,7 @@ def test_what_cannot_be_a_start_is_refused_before_the_run_begins(
 
 
 def test_only_one_start_and_only_run_at_epoch(make_config: Make) -> None:
-    with pytest.raises(ConfigError, match=r"start and model.lora.start both give the weights"):
+    with pytest.raises(ConfigError, match=r"start and lora.start both give the weights"):
         make_config("model.start=small@1", "model.lora={start: adapter}")
     with pytest.raises(ConfigError, match=r"model\.start"):
         make_config("model.start=small")

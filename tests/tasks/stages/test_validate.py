@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.errors import ConfigError, DataError
-from configs.load import load_config
-from flows.cli.filters import EntryFilter
-from flows.cli.status_tables import print_run
-from tasks.checks.check import check_config
-from tasks.inputs.store_trust import remember
-from tasks.metrics.describe import describe_run
-from tasks.metrics.view import RunView
-from tasks.reports.report import run_report
-from tasks.runs.context import RunContext
-from tasks.runs.stage_selection import named_stages
-from tasks.specs.graph import HELD_OUT, Node
-from tasks.stages.stage_run import StageRun
+from flowmill.configs.errors import ConfigError, DataError
+from flowmill.configs.load import load_config
+from flowmill.flows.cli.filters import EntryFilter
+from flowmill.flows.cli.status_tables import print_run
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.inputs.store_trust import remember
+from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.stage_selection import named_stages
+from flowmill.tasks.specs.graph import HELD_OUT, Node
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import pairs, picture, rated, singles, write_jsonl
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -77,7 +77,8 @@ def test_the_loss_is_the_algorithms_and_training_stays_as_it_is(begin: Begin) ->
     samples = context.store.require(context.chain.ref(Node(0, "ingest", HELD_OUT))).summary["samples"]
     manifest = context.store.require(context.chain.ref(Node(1, "validate")))
     assert manifest.rows == 2 * samples, "two noise levels of each"
-    assert check_config(context.config, rewards=False).validate_forwards == 2 * manifest.rows, "policy and base model"
+    forwards = check_config(context.config, rewards=False).validate_forwards
+    assert forwards == 4 * manifest.rows, "policy and base model, under own and other prompts"
     plain = begin("kto", heldout=False)
     assert check_config(plain.config, rewards=False).validate_forwards == 0
     run_epoch(plain, 1)
@@ -115,7 +116,7 @@ def test_rows_of_both_sides_are_refused(begin: Begin, tmp_path: Path, monkeypatc
         with pytest.raises(DataError, match=r"line 4 has a prompt or sample of data\.heldout"):
             begin("sft")
         monkeypatch.setitem(FORMS, "sft", ([*rows[:3], leak, *rows[4:]], {"bad_rows": "leave_out"}))
-        given = RunView(begin("sft")).given()
+        given = RunView(begin("sft")).ingested()
         assert given is not None
         assert (given.samples, len(given.refused)) == (3, 1)
     monkeypatch.setitem(FORMS, "sft", ([*rows[:4], {"prompt": "x"}], {}))

@@ -16,13 +16,13 @@ from mlflow.store.tracking.dbmodels.models import Base
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import String
 
-from configs.schema import RunConfig
-from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
-from tasks.stages.stage_run import StageRun
-from tasks.tracking import logged
-from tasks.tracking.client import open_client
-from tasks.tracking.tracker import Tracker
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.tracking import logged
+from flowmill.tasks.tracking.client import open_client
+from flowmill.tasks.tracking.tracker import Tracker
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.tasks.tracking.test_tracking import client_of, exported, steps, track
 

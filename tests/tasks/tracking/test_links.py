@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import artifacts
-from tasks.tracking.locations import UI_ADDRESS, served_at, ui_page
+from flowmill.flows import artifacts
+from flowmill.tasks.tracking.locations import UI_ADDRESS, served_at, ui_page
 
 PAGE = "/#/experiments/1/runs/abc?workflowType=machine_learning"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mlflow.utils import validation
 
-from tasks.tracking.names import RULES, mlflow_name, mlflow_text
+from flowmill.tasks.tracking.names import RULES, mlflow_name, mlflow_text
 
 PLAIN = ["flowmill", "eval/heldout/digits_mean", "my_reward:Redness", "a b", "rollout.steps"]
 AWKWARD = [

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.registry import resolve
-from tasks.training import optimizer_placement
-from tasks.training.optimizer_placement import PlacedOptimizer
-from tasks.training.optimizers import OPTIMIZERS, MomentOptimizer, make_optimizer
+from flowmill.configs.registry import resolve
+from flowmill.tasks.training import optimizer_placement
+from flowmill.tasks.training.optimizer_placement import PlacedOptimizer
+from flowmill.tasks.training.optimizers import OPTIMIZERS, MomentOptimizer, make_optimizer
 from tests.conftest import ROOT
 from tests.tasks.training.test_optimizers import parameters, section, take_steps
 from tools.accelerator import missing
@@ -30,10 +30,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from configs.execution import ExecutionSection
-from models.weights.sharding import local, spread_like
-from tasks.training import optimizer_placement
-from tasks.training.optimizers import OPTIMIZERS, make_optimizer
+from flowmill.configs.execution import ExecutionSection
+from flowmill.models.weights.sharding import local, spread_like
+from flowmill.tasks.training import optimizer_placement
+from flowmill.tasks.training.optimizers import OPTIMIZERS, make_optimizer
 from tools.accelerator import simulated
 from tests.tasks.training.test_optimizers import SHAPES, section
 

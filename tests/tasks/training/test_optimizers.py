@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from configs.errors import ConfigError
-from configs.registry import resolve
-from configs.schema import OptimizeSection, RunConfig
-from tasks.checks.check import check_config
-from tasks.training.adamw8bit import AdamW8bit, block_size
-from tasks.training.optimizers import OPTIMIZERS, MomentOptimizer, OptimizerClass, make_optimizer
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import OptimizeSection, RunConfig
+from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.training.adamw8bit import AdamW8bit, block_size
+from flowmill.tasks.training.optimizers import OPTIMIZERS, MomentOptimizer, OptimizerClass, make_optimizer
 
 SHAPES = ((64, 96), (16, 256), (32, 3, 9, 32), (7,))
 
@@ -102,7 +102,7 @@ def test_check_refuses_what_an_optimizer_does_not_heed(
     ):
         check_config(make_config("optimize.optimizer=adam8"))
     monkeypatch.setitem(sys.modules, "torchao", None)
-    monkeypatch.delitem(sys.modules, "tasks.training.adamw8bit")
+    monkeypatch.delitem(sys.modules, "flowmill.tasks.training.adamw8bit")
     with pytest.raises(ConfigError, match=r"pip install 'flowmill\[8bit\]'"):
         check_config(make_config("optimize.optimizer=adamw8bit"))
 

@@ -13,31 +13,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.errors import ConfigError, FlowmillError
-from configs.load import load_config
-from configs.optimizer import ScheduleSection
-from configs.registry import resolve
-from configs.schema import OptimizeSection, RunConfig
-from models.library_loading import quiet_libraries
-from models.maths.conditioning import Conditioning
-from models.maths.sampling import replay
-from models.maths.transitions import FlowSDE, Grid
-from models.policies import POLICIES
-from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
-from models.policies.parts import Part
-from models.policies.sd3 import SD3
-from models.quickstart.tiny import build_tiny
-from tasks.algorithms.diffusion import DiffusionModels, TransitionBatch
-from tasks.algorithms.grpo import GRPO
-from tasks.checks.notes import training_notes
-from tasks.inputs.weight_sources import policy_folder
-from tasks.modalities.rows import single_rows
-from tasks.runs.opening import open_run
-from tasks.runtime.ranks import Ranks
-from tasks.training.learning_rates import learning_rate
-from tasks.training.loop import Reading, TrainerState, run_updates
-from tasks.training.loss_scaling import LossScale, loss_scale
-from tasks.training.optimizers import make_optimizer
+from flowmill.configs.errors import ConfigError, FlowmillError
+from flowmill.configs.load import load_config
+from flowmill.configs.optimizer import ScheduleSection
+from flowmill.configs.registry import resolve
+from flowmill.configs.schema import OptimizeSection, RunConfig
+from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.sampling import replay
+from flowmill.models.maths.transitions import FlowSDE, Grid
+from flowmill.models.policies import POLICIES
+from flowmill.models.policies.diffusion import DiffusionSettings, TrainableDenoiser
+from flowmill.models.policies.parts import Part
+from flowmill.models.policies.sd3 import SD3
+from flowmill.models.quickstart.tiny import build_tiny
+from flowmill.tasks.algorithms.diffusion import DiffusionModels, TransitionBatch
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.checks.notes import training_notes
+from flowmill.tasks.inputs.weight_sources import policy_folder
+from flowmill.tasks.modalities.rows import single_rows
+from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.training.learning_rates import learning_rate
+from flowmill.tasks.training.loop import Reading, TrainerState, run_updates
+from flowmill.tasks.training.loss_scaling import LossScale, loss_scale
+from flowmill.tasks.training.optimizers import make_optimizer
 from tests.conftest import ROOT
 from tests.support.inside import prepare, run_epoch
 from tests.tasks.stages.test_stages import Stop, stop_after
@@ -199,12 +199,13 @@ def test_a_loss_that_is_not_finite_is_no_overflow(tiny_base: Path) -> None:
 HALF = ["model.dtype=float16", "optimize.updates_per_epoch=4", "execution.checkpoint_every=1"]
 
 
+@pytest.mark.slow
 def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Begins too high and doubles soon, so that overflow, repetition and growth all happen.
-    monkeypatch.setattr("tasks.training.epoch.loss_scale", lambda dtype: LossScale(exponent=28))
-    monkeypatch.setattr("tasks.training.loss_scaling._PATIENCE", 2)
+    monkeypatch.setattr("flowmill.tasks.training.epoch.loss_scale", lambda dtype: LossScale(exponent=28))
+    monkeypatch.setattr("flowmill.tasks.training.loss_scaling._PATIENCE", 2)
     whole = prepare(make_config(f"store.root={tmp_path / 'whole'}", *HALF))
     broken = prepare(make_config(*HALF))
     run_epoch(whole, 1)
@@ -276,6 +277,7 @@ def test_schedules_that_cannot_work_are_refused(make_config: Make, override: str
     assert expected in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_rate_is_used_and_logged_whatever_interrupts_the_run(make_config: Make, tmp_path: Path) -> None:
     extra = [
         "optimize.schedule={name: linear, warmup_updates: 1, total_updates: 5}",

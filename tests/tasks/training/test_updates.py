@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from configs.errors import FlowmillError
-from configs.schema import OptimizeSection
-from models.weights.ema import Ema
-from tasks.algorithms.base import Requirements, RowLoss
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
-from tasks.modalities.rows import Units, plan_updates, single_rows
-from tasks.runtime.ranks import Ranks
-from tasks.training.loop import Reading, TrainerState, run_updates
-from tasks.training.optimizers import make_optimizer
+from flowmill.configs.errors import FlowmillError
+from flowmill.configs.schema import OptimizeSection
+from flowmill.models.weights.ema import Ema
+from flowmill.tasks.algorithms.base import Requirements, RowLoss
+from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
+from flowmill.tasks.modalities.rows import Units, plan_updates, single_rows
+from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.training.loop import Reading, TrainerState, run_updates
+from flowmill.tasks.training.optimizers import make_optimizer
 from tests.support.toy import START, transitions, vector
 
 ROWS = 7
@@ -58,6 +59,7 @@ class Plain:
     """A trainable of two parameters."""
 
     sharded = False
+    policy = SimpleNamespace(trained={})
 
     def __init__(self) -> None:
         self.theta = nn.Parameter(torch.tensor([0.3, -0.7]))

@@ -1,0 +1,62 @@
+"""Ends of the process: a signal ends it, code of a component or a user's script does not."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flowmill.configs.errors import FlowmillError
+
+
+class StopSignal(SystemExit):
+    """Ctrl-C or SIGTERM ends this command, with the exit code of the signal."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an error ends work from outside: a signal, or the end of a generator or task that runs it.
+
+    All others are errors of the code that raised them, ``sys.exit()`` included.
+    """
+    # Other commands need not wait for its import.
+    import asyncio
+
+    if isinstance(error, KeyboardInterrupt):
+        # Where another handler is set, or on another thread, Ctrl-C raises none.
+        handles = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return handles and threading.current_thread() is threading.main_thread()
+    return isinstance(error, StopSignal | GeneratorExit | asyncio.CancelledError)
+
+
+@contextmanager
+def without_exits(where: str, kind: type[FlowmillError] = FlowmillError) -> Iterator[None]:
+    """Convert an exit that code inside asks for to an error that names it; a signal still ends the process.
+
+    Args:
+        where: the component or the work inside, for the message.
+        kind: kind of the error.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise kind(
+            f"{where}: {_place(error)} raised {type(error).__name__}: {error}, which would end the process without a "
+            "message. Have it raise an error with the reason, and let a script read its arguments only under "
+            "if __name__ == '__main__'. Committed data stays."
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and line that raised an error; of a library's code, those that called it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = tuple({*sysconfig.get_paths().values(), "<frozen"})
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    last = (own or frames)[-1]
+    return f"'{last.filename}', line {last.lineno},"

@@ -1,0 +1,159 @@
+"""The source of a user's function or class, with all that it uses, so that other processes can define it again."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import math
+import symtable
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flowmill.configs.errors import ConfigError
+
+_FUTURE = "from __future__ import annotations"
+#: Most characters of a constant.
+_MOST = 1 << 16
+
+
+def is_importable(thing: Any) -> bool:
+    """Return whether other processes can import a function or class: it is not of a script or notebook."""
+    module = sys.modules.get(thing.__module__)
+    return thing.__module__ != "__main__" and getattr(module, "__file__", None) is not None
+
+
+def user_folders(modules: Iterable[str]) -> list[str]:
+    """Return the folders from which a user's own modules are imported: of those that are not installed."""
+    installed = tuple({*sysconfig.get_paths().values()})
+    folders = dict[str, None]()
+    for name in modules:
+        top = name.partition(".")[0]
+        file = getattr(sys.modules.get(top), "__file__", None)
+        if file is None or top == "flowmill" or file.startswith(installed):
+            continue
+        path = Path(file).resolve()
+        folders[str(path.parent.parent if path.stem == "__init__" else path.parent)] = None
+    return list(folders)
+
+
+def imported_modules(source: str) -> list[str]:
+    """Return the names of the modules that a source imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return [*names, *(str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)]
+
+
+def carried_source(thing: Any) -> str:
+    """Return source that defines a function or class, after the imports, constants and definitions it uses.
+
+    It is equal in all processes.
+
+    Raises:
+        ConfigError: it uses something that source cannot carry, such as a loaded model.
+    """
+    lines: dict[str, str] = {}
+    _define(thing, thing.__name__, lines, label=f"reward '{thing.__name__}'")
+    # Annotations may name what only type checkers import.
+    return "\n".join([_FUTURE, *lines.values()]) + "\n"
+
+
+def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None:
+    """Append the definition of a function or class, after all that it uses."""
+    if thing.__name__ != name or "<" in name:
+        raise ConfigError(f"{label}: '{thing.__name__}' has no name of its own. Define it with def or class.")
+    closed = getattr(getattr(thing, "__code__", None), "co_freevars", ())
+    if closed:
+        raise ConfigError(
+            f"{label} uses {', '.join(closed)} of the function around it, which other processes lack. Define it at the "
+            "top of the script or cell, and pass values as options."
+        )
+    try:
+        source = _class_source(thing) or textwrap.dedent(inspect.getsource(thing))
+    except (OSError, TypeError):
+        raise ConfigError(
+            f"{label}: the source of '{name}' cannot be read. Define it in a file, or as a function in a notebook cell."
+        ) from None
+    # Functions may use each other.
+    lines[name] = source.rstrip("\n")
+    known = vars(sys.modules[thing.__module__])
+    for used in _globals(source):
+        if used in known and used not in lines:
+            _carry(used, known[used], lines, label=label)
+        elif used not in lines and not hasattr(builtins, used):
+            raise ConfigError(f"{label} uses '{used}', which is not defined.")
+    # After what it uses when it is defined.
+    lines[name] = lines.pop(name)
+
+
+def _class_source(thing: Any) -> str:
+    """Return the source of a class by the place of a method: ``inspect`` finds no classes of notebook cells."""
+    code = next((each.__code__ for each in vars(thing).values() if inspect.isfunction(each)), None)
+    if not inspect.isclass(thing) or code is None:
+        return ""
+    text = "".join(linecache.getlines(code.co_filename))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name == thing.__name__ and node.end_lineno is not None:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first <= code.co_firstlineno <= node.end_lineno:
+                return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    return ""
+
+
+def _carry(name: str, value: Any, lines: dict[str, str], *, label: str) -> None:
+    """Append the line that gives a global name its value."""
+    literal = None if isinstance(value, ModuleType) else _literal(value)
+    home, own_name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    if isinstance(value, ModuleType):
+        lines[name] = f"import {value.__name__} as {name}"
+    elif literal is not None and len(literal) <= _MOST:
+        lines[name] = f"{name} = {literal}"
+    elif callable(value) and home and getattr(sys.modules.get(home), own_name, None) is value:
+        if home == "__main__" or not (is_importable(value) or inspect.isbuiltin(value)):
+            _define(value, name, lines, label=label)
+        else:
+            lines[name] = f"from {home} import {own_name} as {name}"
+    else:
+        raise ConfigError(
+            f"{label} uses the global '{name}', of type {type(value).__name__}, which other processes lack. Make it "
+            "inside: write a class whose __init__ loads it, with a method score(self, media, prompts, metadata)."
+        )
+
+
+def _literal(value: Any) -> str | None:
+    """Return the literal of a constant or a container of constants, equal in all processes; None for other values."""
+    if type(value) is float and not math.isfinite(value):
+        return f'float("{value}")'
+    if type(value) in (bool, int, float, str, bytes, type(None)):
+        return repr(value)
+    if type(value) is dict:
+        pairs = [(_literal(key), _literal(each)) for key, each in value.items()]
+        return None if any(None in pair for pair in pairs) else f"{{{', '.join(f'{a}: {b}' for a, b in pairs)}}}"
+    if type(value) in (list, tuple, set, frozenset):
+        parts = [_literal(each) for each in value]
+        if None in parts:
+            return None
+        ordered = sorted(map(str, parts)) if isinstance(value, set | frozenset) else map(str, parts)
+        return f"{type(value).__name__}([{', '.join(ordered)}])"
+    return None
+
+
+def _globals(source: str) -> list[str]:
+    """Return the global names that a definition uses, sorted."""
+    names, tables = set[str](), [symtable.symtable(f"{_FUTURE}\n{source}", "<source>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        names |= {
+            each.get_name()
+            for each in table.get_symbols()
+            if each.is_referenced() and (each.is_global() or (top and not each.is_assigned()))
+        }
+    return sorted(names)

@@ -1,0 +1,172 @@
+"""Starts runs from a user's program."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowmill.configs.base import Component, Section
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import hash_text
+from flowmill.configs.schema import RunConfig
+from flowmill.store_reader import Run
+
+#: A reward: its name, settings, or a function or class of the caller's program.
+RewardLike = str | Mapping[str, Any] | Component | Callable[..., Any]
+
+
+def train(
+    config: str | Path | RunConfig | None = None,
+    *,
+    model: str | Mapping[str, Any] | Section | None = None,
+    prompts: str | Sequence[str] | Mapping[str, Any] | Section | None = None,
+    rewards: RewardLike | Sequence[RewardLike] | None = None,
+    algorithm: str | Mapping[str, Any] | Component | None = None,
+    epochs: int | None = None,
+    name: str | None = None,
+    root: str | None = None,
+    overrides: Collection[str] = (),
+    **sections: Mapping[str, Any] | Section,
+) -> Run:
+    """Train, and return the run; the same call again continues a run that was interrupted.
+
+    Args:
+        config: a preset, such as 'digits', a config file, or a config; the other arguments change it.
+        model: folder of a model, or a ``flowmill.Model``.
+        prompts: texts, or a file of prompts, or a ``flowmill.Prompts``.
+        rewards: a function of images (B, H, W, 3) uint8, or texts, and prompts that returns B numbers; a class like
+            ``flowmill.models.rewards.base.Reward``; a name of docs/rewards.md; a ``flowmill.Reward``; or several of
+            these. The source of what a script or notebook defines is part of the run.
+        algorithm: its name, or name and options.
+        epochs: number of epochs.
+        name: name of the run; that of the config, else of the script, else 'notebook', when absent.
+        root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
+        overrides: settings, 'section.key=value' each.
+        **sections: further sections of a config, such as ``rollout=flowmill.Rollout(group_size=8)``.
+
+    Raises:
+        FlowmillError: a setting cannot work, or a run of this name has other settings; committed data stays.
+    """
+    from flowmill.configs.load import make_config, merged
+
+    data = {key: _plain(value) for key, value in sections.items()}
+    if model is not None:
+        data["model"] = {"path": model} if isinstance(model, str) else _plain(model)
+    if prompts is not None:
+        plain = _plain(prompts)
+        data["prompts"] = plain if isinstance(plain, dict) else {"train": plain}
+    if algorithm is not None:
+        data["optimize"] = {**data.get("optimize", {}), "algorithm": _plain(algorithm)}
+    run = {key: value for key, value in (("epochs", epochs), ("name", name)) if value is not None}
+    if run:
+        data["run"] = {**data.get("run", {}), **run}
+    base, default_name, folder = _base(config)
+    data = merged(base, data)
+    if rewards is not None:
+        several: Sequence[Any] = rewards if isinstance(rewards, list | tuple) else [rewards]
+        data["rewards"] = [_reward(each, data) for each in several]
+    ready = make_config(data, where="the arguments of flowmill.train", name=default_name, folder=folder)
+    return start(ready, root=root, overrides=overrides).train()
+
+
+def start(
+    config: str | Path | RunConfig,
+    *,
+    root: str | None = None,
+    name: str | None = None,
+    overrides: Collection[str] = (),
+    rewind: bool = False,
+) -> Run:
+    """Return a new or existing run, whose stages can then be run; nothing is computed yet.
+
+    Args:
+        config: a preset, such as 'digits', a config file, or a config.
+        root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
+        name: name of the run; the config's, else the file's, when absent.
+        overrides: settings that override the config, 'section.key=value' each.
+        rewind: shorten a run that has more epochs than the config; otherwise it keeps them.
+
+    Raises:
+        FlowmillError: a setting cannot work, or a run of this name has other settings.
+    """
+    from flowmill.configs.load import load_config, override_config
+    from flowmill.flows.environment import as_overrides, prepare_environment
+
+    changes = [*overrides, *as_overrides(root, name)]
+    ready = override_config(config, changes) if isinstance(config, RunConfig) else load_config(config, changes)
+    prepare_environment(ready.execution.threads)
+    from flowmill.flows.process_state import begin
+    from flowmill.tasks.checks.check import check_config
+    from flowmill.tasks.inputs.shapes import with_columns
+    from flowmill.tasks.inputs.store_trust import remember
+    from flowmill.tasks.runs.epoch_count import kept_length
+
+    ready = with_columns(ready)
+    # Before the store is opened, which creates its folder.
+    check_config(ready, rewards=False)
+    length = kept_length(ready, rewind=rewind)
+    remember(length)
+    return Run(begin(length))
+
+
+def maker_of(section: type[Section], label: str) -> Callable[..., Any]:
+    """Return the function that makes a section of settings; it refuses wrong ones with a ConfigError."""
+    from flowmill.configs.load import checked
+
+    def make(**settings: Any) -> Any:
+        return checked(settings, section, lambda mistake: label)
+
+    make.__name__ = make.__qualname__ = label.rpartition(".")[2]
+    make.__doc__ = f"{section.__doc__}\n\nSettings: see ``{section.__module__}.{section.__name__}``."
+    make.__signature__ = inspect.signature(section)  # type: ignore[attr-defined]
+    return make
+
+
+def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, Path]:
+    """Return the data of a config, the name of its run if the data have none, and the folder of its paths."""
+    from flowmill.configs.load import read_config
+    from flowmill.configs.presets import config_file
+
+    if isinstance(config, RunConfig):
+        return config.model_dump(mode="json"), str(config.run.name), Path()
+    if config is not None:
+        file = config_file(config)
+        return read_config(file), file.stem, file.parent
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return {}, Path(script).stem if script else "notebook", Path()
+
+
+def _plain(value: Any) -> Any:
+    """Return a section as data, with the settings that were given alone."""
+    if isinstance(value, Section):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
+    """Return the settings of a reward; its source, and the folders of modules it comes from, are added to the data."""
+    if isinstance(reward, str | Mapping | Section):
+        return _plain(reward)
+    from flowmill.carried_source import carried_source, imported_modules, is_importable, user_folders
+
+    if not (inspect.isfunction(reward) or inspect.isclass(reward)):
+        raise ConfigError(
+            f"rewards: {reward!r} is no reward. Give a name, settings, a function, or a class with a method 'score'; "
+            "an instance cannot be made again in other processes, its class can."
+        )
+    execution = dict(data.get("execution") or {})
+    if is_importable(reward):
+        module, attribute, used = reward.__module__, reward.__qualname__, [reward.__module__]
+    else:
+        source, attribute = carried_source(reward), reward.__name__
+        module, used = f"{attribute}_{hash_text(source)}", imported_modules(source)
+        execution["sources"] = {**execution.get("sources", {}), module: source}
+    if folders := user_folders(used):
+        execution["modules"] = [*execution.get("modules", ()), *folders]
+    data["execution"] = execution
+    return {"name": f"{module}:{attribute}", "label": reward.__name__}

@@ -1,0 +1,273 @@
+"""Training from Python: arguments are settings, and functions of a script or notebook go where the run goes."""
+
+from __future__ import annotations
+
+import json as js
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+
+import flowmill
+from flowmill.carried_source import carried_source, is_importable
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import hash_text
+from flowmill.configs.import_paths import import_from
+from flowmill.configs.load import load_config
+from flowmill.configs.model_families import PIPELINES, family_of
+from flowmill.configs.registry import resolve
+from flowmill.models.policies import POLICIES
+from flowmill.models.rewards.factory import make_reward, needs_of
+from tests.conftest import ROOT
+
+PUBLIC = [name for name in flowmill.__all__ if name[0].isupper()]
+
+
+def script(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the globals of a script that is executed as ``__main__``."""
+    file, main = tmp_path / "script.py", ModuleType("__main__")
+    main.__file__ = str(file)
+    file.write_text(textwrap.dedent(text))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(file.read_text(), str(file), "exec"), vars(main))
+    return vars(main)
+
+
+def scores(thing: Any, source: str, **options: object) -> list[float]:
+    """Return the scores of two images by a carried function or class."""
+    reward = make_reward(carried(thing, source), options)
+    images = np.stack([np.zeros((2, 2, 3), np.uint8), np.full((2, 2, 3), 100, np.uint8)])
+    return [float(each) for each in reward.score(images, ["a", "b"], [{}, {"x": 1}])]  # type: ignore[union-attr]
+
+
+def carried(thing: Any, source: str) -> str:
+    """Return the import string of a carried function or class."""
+    name = f"{thing.__name__}_{hash_text(source)}"
+    import_from((), {name: source})
+    return f"{name}:{thing.__name__}"
+
+
+def test_a_function_is_carried_with_all_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = script(
+        """
+        import json as js
+        import numpy as np
+        from math import sqrt
+        LEVELS = {"low": 10, "high": [1.5, None]}
+
+        def half(images):
+            return images.astype(float).mean((1, 2, 3)) / 2
+
+        def reward(images: "Unknown", prompts: list[str], metadata):
+            rows = [sqrt(each) for each in half(images)]
+            return np.array(rows) + LEVELS["low"] + len(js.dumps(metadata[0])) - 2
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    source = carried_source(names["reward"])
+    monkeypatch.undo()
+    assert scores(names["reward"], source) == [10.0, math.sqrt(50) + 10]
+
+
+def test_a_name_of_the_script_hides_one_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = script(
+        """
+        LOW, HIGH = float("-inf"), float("nan")
+
+        def sum(values):
+            return len(values) if LOW < 0 and HIGH != HIGH else 0
+
+        def reward(images, prompts):
+            return [sum(images)] * 2
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    source = carried_source(names["reward"])
+    monkeypatch.undo()
+    assert scores(names["reward"], source) == [2.0, 2.0]
+
+
+def test_a_source_is_equal_in_all_processes(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("LIMIT = 3")
+    (tmp_path / "script.py").write_text(
+        "import helper\n"
+        "from flowmill.carried_source import carried_source, imported_modules, user_folders\n"
+        "WORDS = {'red', 'green', 'blue', 'cyan'}\n"
+        "def reward(images, prompts):\n    return [helper.LIMIT in WORDS for _ in images]\n"
+        "source = carried_source(reward)\n"
+        "print(source, user_folders(imported_modules(source)))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = {
+        subprocess.run(
+            [sys.executable, "script.py"],
+            cwd=tmp_path,
+            env={**environment, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(printed) == 1
+    assert printed.pop().rstrip().endswith(f"['{tmp_path}']"), "the folder of a module that is not installed"
+
+
+def test_a_class_keeps_its_options_and_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = script(
+        """
+        from flowmill.models.rewards.base import declare
+
+        class Base:
+            scale = 2.0
+
+        @declare(columns=("answer",))
+        class Bright(Base):
+            def __init__(self, bias=0.0):
+                self.bias = bias
+
+            def score(self, media, prompts, metadata):
+                return media.reshape(len(media), -1).mean(1) * self.scale + self.bias
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    source = carried_source(names["Bright"])
+    monkeypatch.undo()
+    assert scores(names["Bright"], source, bias=3) == [3.0, 203.0]
+    assert needs_of(carried(names["Bright"], source), {}).columns == ("answer",)
+    with pytest.raises(ConfigError, match="has no option 'bas'"):
+        scores(names["Bright"], source, bas=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "def make(k):\n    def reward(a, b):\n        return k\n    return reward\nreward = make(1)",
+            "uses k of the function",
+        ),
+        ("reward = lambda a, b: a", "has no name of its own"),
+        ("model = object()\ndef reward(a, b):\n    return model", "global 'model', of type object"),
+        ("def reward(a, b):\n    return nowhere(a)", "uses 'nowhere', which is not defined"),
+        ("def inner(a):\n    return lost\ndef reward(a, b):\n    return inner(a)", "uses 'lost'"),
+    ],
+)
+def test_a_reward_that_cannot_be_carried_is_refused(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        carried_source(script(text, tmp_path, monkeypatch)["reward"])
+
+
+def test_functions_of_modules_are_imported_and_those_of_scripts_are_not() -> None:
+    assert is_importable(load_config)
+    assert not is_importable(type("Here", (), {"__module__": "__main__"}))
+
+
+def test_every_pipeline_of_a_family_is_known(tmp_path: Path) -> None:
+    classes = {name: getattr(resolve(POLICIES, name, label="policy"), "pipeline_name", None) for name in POLICIES}
+    for name, pipeline in classes.items():
+        assert pipeline is None or name in PIPELINES[pipeline]
+    for pipeline, families in PIPELINES.items():
+        assert {classes[family] for family in families} == {pipeline}
+        (tmp_path / "model_index.json").write_text(js.dumps({"_class_name": pipeline}))
+        if len(families) == 1:
+            assert family_of(str(tmp_path)) == families[0]
+        else:
+            with pytest.raises(ConfigError, match=rf"set model\.policy to one of {families[0]}"):
+                family_of(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"]}, "causal_lm"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "vision_lm"),
+        ({"architectures": ["JanusForConditionalGeneration"]}, "janus"),
+    ],
+)
+def test_folders_of_transformers_are_known(config: dict[str, Any], family: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(js.dumps(config))
+    assert family_of(str(tmp_path)) == family
+
+
+def test_a_folder_of_no_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no index of diffusers.*set model\.policy to its model family"):
+        flowmill.Model(path=str(tmp_path))
+    (tmp_path / "model_index.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        flowmill.Model(path=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ("FlowmillError", "Run", "Store")])
+def test_every_section_is_made_with_the_messages_of_the_schema(name: str) -> None:
+    with pytest.raises(flowmill.FlowmillError, match=rf"flowmill\.{name}: unknown setting 'nosuch'"):
+        getattr(flowmill, name)(nosuch=1)
+
+
+def test_a_config_converts_both_ways(tmp_path: Path) -> None:
+    config = load_config("tiny_sd3", ["run.epochs=3"])
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "again.yaml") == config
+
+
+_SCRIPT = """
+import flowmill
+
+SCALE = 255
+
+def redness(images, prompts):
+    return (images[..., 0].astype(float) - images[..., 1:].mean(-1)).mean((1, 2)) / SCALE
+
+if __name__ == "__main__":
+    settings = dict(prompts=["a red square", "a blue circle"], rewards=[redness, "jpeg_compressibility"])
+    rollout = flowmill.Rollout(prompts_per_epoch=2, group_size=4, steps=2)
+    execution = flowmill.Execution(score_workers=2, processes=2)
+    run = flowmill.train("tiny_sd3", **settings, rollout=rollout, execution=execution, epochs=1, root="store")
+    again = flowmill.train("tiny_sd3", **settings, rollout=rollout, execution=execution, epochs=1, root="store")
+    first, second = (each.lineage().to_pylist() for each in (run, again))
+    assert first == second
+    assert run.config.rewards[0].name.startswith("redness_")
+    print(run.name, run.config.rewards[0].slot, len(run.rewards(1, "redness")), run.report().name)
+    print("data:image/png" in run._repr_html_())
+"""
+
+
+@pytest.mark.campaign
+def test_a_script_trains_with_its_own_function_on_two_ranks(tmp_path: Path, prefect_server: str) -> None:
+    (tmp_path / "my_script.py").write_text(_SCRIPT)
+    environment = {**os.environ, "PREFECT_API_URL": prefect_server, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "my_script.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-2:] == ["tiny_sd3 redness 8 tiny_sd3-report.html", "True"]
+
+
+@pytest.mark.campaign
+@pytest.mark.slow
+def test_a_notebook_trains_with_a_reward_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    cells = [
+        "import flowmill\n\ndef brightness(images, prompts):\n    return images.mean((1, 2, 3)) / 255",
+        "run = flowmill.train('tiny_sd3', prompts=['one', 'two'], rewards=brightness, epochs=1, root='store',\n"
+        "    rollout=flowmill.Rollout(prompts_per_epoch=2, group_size=4, steps=2))\nrun",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = notebook.cells[1].outputs
+    assert any("data:image/png" in each.get("data", {}).get("text/html", "") for each in outputs)
+    assert "epoch 1/1" in str(outputs), "progress is shown"

@@ -1,0 +1,58 @@
+"""Folders that commands write for users: whole, or not there at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowmill.configs.errors import ConfigError
+from flowmill.tasks.export.copying import new_folder
+from tests.conftest import ROOT
+
+#: Writes a part of a folder, and is killed.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from flowmill.tasks.export.copying import new_folder
+with new_folder(Path(sys.argv[1]), over=["old"]) as folder:
+    (folder / "first").write_text("1")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [[], ["old"]])
+def test_a_kill_leaves_the_folder_as_it_was_and_the_next_command_leaves_nothing_else(
+    before: list[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    if before:
+        target.mkdir()
+        (target / "old").write_text("0")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(target)], cwd=ROOT, env=dict(os.environ), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (os.listdir(target) if target.exists() else []) == before
+    with new_folder(target, over=["old"]) as folder:
+        assert (os.listdir(target) if target.exists() else []) == before
+        (folder / "first").write_text("1")
+    assert os.listdir(target) == ["first"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'.*/out' cannot be written"), new_folder(tmp_path / "a" / "out") as folder:
+        (folder / "no" / "folder").touch()
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_other_files_are_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    for target in (tmp_path, tmp_path / "notes"):
+        with pytest.raises(ConfigError, match="exists and is not empty"), new_folder(target, over=["old"]):
+            pass
+    assert os.listdir(tmp_path) == ["notes"]
