@@ -44,14 +44,13 @@ def check_command(
     requests = chained(PipelineRequest(config=str(path), overrides=overrides or [], root=chosen_root(None)))
     configs = [resolved_config(each) for each in requests]
     from flowmill.tasks.checks.names import check_names, check_places
-    from flowmill.tasks.inputs.shapes import with_columns
 
     data: dict[str, Any] = {}
     totals: dict[str, int] = {}
     for request, config in zip(requests, configs, strict=True):
         check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
         with without_collecting():
-            estimate = _estimate(with_columns(config), totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
+            estimate = _estimate(config, totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
         data = {**estimate, "start": data} if data else estimate
     # Last: the cost of a config can be estimated before all files that it names exist.
     for config in configs:
@@ -76,8 +75,9 @@ def _estimate(
     from flowmill.tasks.checks.memory import memory_advice, memory_and_notes
     from flowmill.tasks.checks.notes import cut_notes, padding_notes, training_notes
     from flowmill.tasks.checks.try_rewards import loads_model, time_rewards, try_rewards
-    from flowmill.tasks.inputs.shapes import shape_of
+    from flowmill.tasks.inputs.shapes import shape_of, with_columns
 
+    config = with_columns(config)
     cost = check_config(config, rewards=False)
     scoring = time_rewards(config, try_rewards(config, load=False), cost)
     idle = idle_shares(config, cost) if config.execution.ranks > 1 else []
