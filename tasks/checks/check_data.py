@@ -8,9 +8,9 @@ from itertools import chain
 from flowmill.configs.advantages import AdvantageSection
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import families, most_images, spec_of
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
@@ -60,11 +60,11 @@ def _images(facts: Trained, data: DataSection) -> Iterator[Refusal]:
     """Yield settings of images that the model does not take."""
     config, policy = facts.config, facts.config.model.policy
     taken = most_images(policy, config.model.options)
-    if data.buckets and (policy not in ANY_SIZE or config.model.frames > 1):
+    if data.buckets and (not spec_of(policy).any_size or config.model.frames > 1):
         yield Refusal(
             "data.buckets",
             f"model.policy '{policy}' is trained on samples of one",
-            f"Remove it, or choose a family of {', '.join(sorted(ANY_SIZE))}",
+            f"Remove it, or choose a family of {', '.join(families(lambda spec: spec.any_size))}",
             "data.buckets has several sizes, but",
         )
     if data.rating is not None and data.buckets and facts.requires.unit != "row":
@@ -74,7 +74,7 @@ def _images(facts: Trained, data: DataSection) -> Iterator[Refusal]:
             "Remove it, or give pairs",
             "data.buckets gives rated images of one prompt several sizes, but",
         )
-    if policy in CLIP_CONDITIONED:
+    if spec_of(policy).starts_from == "clip":
         yield Refusal(
             "model.policy",
             "its model does not see, so given samples train a model of text to video",

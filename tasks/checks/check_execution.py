@@ -7,11 +7,11 @@ from itertools import chain
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device
 from flowmill.models.memory.architectures import architecture_of, meta_denoiser
-from flowmill.models.policies import REFERENCES, most_images
 from flowmill.models.policies.attention import UNSPLIT
 from flowmill.models.weights.context_parallel import token_plan
 from flowmill.tasks.execution.launchers import check_launcher
@@ -117,7 +117,7 @@ def _check_tokens(config: RunConfig) -> None:
         return
     model, degree = config.model, config.execution.context_parallel
     where = f"execution.context_parallel is {degree}"
-    if model.policy in REFERENCES and most_images(model.policy, model.options):
+    if spec_of(model.policy).references is not None and most_images(model.policy, model.options):
         raise ConfigError(
             f"{where}, but the images that prompts of model.policy '{model.policy}' start from differ in their "
             "numbers of tokens, which cannot be shared out evenly. Set it to 1."

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError, PromptError
+from flowmill.configs.model_families import most_images
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.render import TurnsSection
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import most_images
 from flowmill.models.rewards.factory import needs_of
 from flowmill.tasks.inputs.components import make_solver
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import most_images
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.memory.activation_tracing import Blocks, Footprints, forget_gradient, kinds
 from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
 from flowmill.models.memory.published import pipelines
-from flowmill.models.policies import POLICIES, most_images
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.clips import ClipPolicy
 from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.device_placement import Placed

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from flowmill.configs.model import ModelSection
+from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.memory.activation_tracing import Footprints
 from flowmill.models.memory.published import Architecture
-from flowmill.models.policies import LAST_FRAME, POLICIES, most_images
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.parts import Part
 from flowmill.models.weights.lora import LoraSpec
@@ -136,5 +137,5 @@ def _footprints(model: _Model, spec: LoraSpec | None, guided: bool, both: bool) 
     image = np.zeros((section.height, section.width, 3), np.uint8)
     most = most_images(section.policy, section.options)
     # The number of input frames of a clip has a negligible effect on memory.
-    images = [[image] * (1 if section.policy in LAST_FRAME else most)] if most else None
+    images = [[image] * (1 if spec_of(section.policy).last_frame else most)] if most else None
     return Footprints(policy, model.architecture, spec, guided=guided, images=images)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.refusals import Refusal, never_called, refuse
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.transitions import Gaussian, Grid
-from flowmill.models.policies import KNOWN_LEVELS, NOISE_RANGE, POLICIES
+from flowmill.models.policies import POLICIES
 from flowmill.tasks.algorithms.base import ForwardTimes
 from flowmill.tasks.algorithms.checks import compared_rows
 from flowmill.tasks.inputs.prompts import uses_guidance
@@ -287,16 +288,16 @@ def _without_noise(combination: Combination) -> tuple[int, float, str] | None:
 
 def _unknown_levels(times: ForwardTimes, family: str) -> tuple[float, float, float, float] | None:
     """Return the levels a family knows and those of the algorithm that it knows, if some are unknown."""
-    if not times.bounded or family not in KNOWN_LEVELS:
+    if not times.bounded or (levels := spec_of(family).known_levels) is None:
         return None
-    high, low = KNOWN_LEVELS[family]
+    high, low = levels
     covered = times.low >= low and times.high <= high
     return None if covered else (low, high, max(times.low, low), min(times.high, high))
 
 
 def _without_timesteps(family: str) -> bool:
     """Return whether a family was not trained on timesteps."""
-    if family in KNOWN_LEVELS:
+    if spec_of(family).known_levels is not None:
         return False
     return family in POLICIES or not hasattr(resolve(POLICIES, family, label="model.policy"), "trained_levels")
 
@@ -312,10 +313,10 @@ def _schedule(combination: Combination) -> Gaussian:
 def _ends(config: RunConfig) -> tuple[float, float]:
     """Return the first and last noise level of the family, 1 and 0 by default, or of the model folder's schedule."""
     model, folder = config.model, None if config.model.path is None else Path(config.model.path).expanduser()
-    if model.policy not in NOISE_RANGE:
+    if (ends := spec_of(model.policy).noise_range) is None:
         return 1.0, 0.0
     if folder is None or not (folder / "model_index.json").is_file():
-        return NOISE_RANGE[model.policy]
+        return ends
     family = resolve(POLICIES, model.policy, label="model.policy")
     high, low = family.noise_range(folder, config.rollout.steps)
     return high, low

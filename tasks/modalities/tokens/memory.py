@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flowmill.configs.model_families import most_images
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.tokens import Widths
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
 from flowmill.models.memory.language_models import TextFootprints, encoding_bytes, text_footprints
-from flowmill.models.policies import POLICIES, most_images
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import block_lists
 from flowmill.models.policies.language_model_folders import context_length
