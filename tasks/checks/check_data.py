@@ -10,10 +10,13 @@ from flowmill.models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
+from flowmill.tasks.inputs.policy_kind import kind_name
 
 #: Texts of several rules.
 _NEEDS, _NOT_GIVEN = "data: {facts.algorithm} needs", "which given samples do not have"
 _GIVEN = "Use 'sft', 'dpo' or 'kto', or remove the section data"
+#: Values of settings of ``data`` that are not used.
+_OFF = (False, "center", "one", 0.0)
 _ACTS = "acts on rollouts, and a run with the section data has none"
 
 DATA: tuple[Rule[Trained], ...] = (
@@ -45,6 +48,17 @@ DATA: tuple[Rule[Trained], ...] = (
     Rule("data.rating", lambda f, _: f.config.data and f.config.data.buckets and f.requires.unit != "row",
          "{facts.algorithm} compares them at equal noise",
          "Remove it, or give pairs", where="data.buckets gives rated images of one prompt several sizes, but"),
+    Rule("data.flip data.crop data.captions data.empty_captions data.prior",
+         lambda f, value: value not in _OFF and kind_name(f.config) != "diffusion",
+         "model.policy '{model.policy}' is none",
+         "Remove it", where="{setting} is for denoisers of images and films, but"),
+    Rule("data.flip data.crop",
+         lambda f, value: value not in _OFF and f.config.data and f.config.data.prompt_image is not None,
+         "the images of data.prompt_image would stay as they are",
+         "Remove it", where="{setting} changes samples, but"),
+    Rule("data.prior", lambda f, _: f.requires.advantages or (f.config.data and f.config.data.rating is not None),
+         "its rows have neither pairs nor ratings",
+         "Remove it, or use the algorithm 'sft' without data.rating", where="{setting} goes with samples of one kind:"),
     Rule("model.policy", lambda f, family: family in CLIP_CONDITIONED,
          "its model does not see, so given samples train a model of text to video",
          "Choose the family of that", where="data: {setting} {value!r} starts chains from a clip, which"),
