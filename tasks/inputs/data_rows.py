@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import LISTED, DataError, PromptError, listed
@@ -140,7 +139,7 @@ class _Reading:
                         f"{row.place} has a prompt or sample of data.heldout, whose loss would not be that of held-out "
                         "rows. Remove it from one of the two."
                     )
-                for part in _checked(row, self._spool, without=self._section.empty_captions > 0):
+                for part in _checked(row, self._spool):
                     self._digest.update(part)
                 self.prior += row.repeats if row.is_prior else 0
             except DataError as error:
@@ -204,9 +203,9 @@ def _hashes(folder: str, names: list[str]) -> dict[str, str]:
     return {name: key for each in names for name, key in _hashes(folder, [each]).items()}
 
 
-def _checked(row: DataRow, spool: Spool, *, without: bool) -> list[bytes]:
+def _checked(row: DataRow, spool: Spool) -> list[bytes]:
     """Keep a row as often as it counts, and return its parts of the identity; refuse a pair of equal samples, and a
-    row with the prompt and samples of an earlier one. ``without``: its prompt is also used without its caption."""
+    row with the prompt and samples of an earlier one."""
     for sample in row.samples:
         if not sample.key:
             raise DataError(f"{sample.name} cannot be read. Make it readable, or remove the row.")
@@ -223,8 +222,8 @@ def _checked(row: DataRow, spool: Spool, *, without: bool) -> list[bytes]:
     if first := spool.seen(hash_text(f"{content}{image}]")):
         raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
     files = stored_image(row.image)
-    texts: list[Any] = [[text, dict(row.metadata)] for text in row.captions or (row.text,)]
-    for plain in dict.fromkeys(map(canonical_json, [*texts, *([["", {}]] if without else [])])):
+    for text in row.captions or (row.text,):
+        plain = canonical_json([text, dict(row.metadata)])
         if spool.seen(hash_text(f"{plain[:-1]}{image}]")) is None:
             spool.add("prompts", f"{plain[:-1]},{json.dumps(files)}]")
     samples = [sample.stored() for sample in row.samples]

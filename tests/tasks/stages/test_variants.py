@@ -153,6 +153,7 @@ def test_rows_train_with_the_caption_that_was_drawn_or_without_one(given: Make, 
     found = [[names[each] for each in trained(context, epoch)["prompt_id"]] for epoch in (1, 2, 3, 4)]
     assert len({text for each in found for text in each} - {""}) > 6
     assert "" in {text for each in found for text in each}
+    assert "" not in {prompt.text for prompt in context.prompts["train"]}, "evaluations have captions"
     shown = RunView(context).samples(2)
     assert shown["prompt"].to_pylist() == found[1]
     host, stage = execution_of(context).host, make_stage(context, "optimize", 2)
