@@ -91,14 +91,14 @@ class IngestStage(Stage):
                 read = self._read(making, number, row, refused)
                 if refused and data_of(self.config).bad_rows == "stop":
                     raise self._stopped(making, number, refused)
-                captions = [prompt.id for prompt in row.prompts]
+                ids = ([prompt.id for prompt in row.prompts], row.empty_prompt.id) if self._variants else ([], "")
                 for view, sample, _ in read:
                     rating = row.ratings[sample.replica]
                     values = (sample.name, sample.prompt.id, sample.group, rating, row.place)
                     for name, value in zip(rewards, values, strict=True):
                         rewards[name].append(value)
-                    values = (sample.name, number, view, captions, row.empty_prompt.id, row.is_prior)
-                    for name, value in zip(variants, values, strict=True):
+                    drawn_from = (sample.name, number, view, *ids, row.is_prior)
+                    for name, value in zip(variants, drawn_from, strict=True):
                         variants[name].append(value)
                 waiting += [(sample, content) for _, sample, content in read]
                 while len(waiting) >= size or (waiting and number + 1 == shard.stop):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,20 +14,25 @@ from PIL import Image, ImageOps
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError, DataError, FlowmillError
+from flowmill.configs.load import load_config
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.choices.given import drawn_variants, epoch_groups
+from flowmill.tasks.inputs.data_file import DataFile
 from flowmill.tasks.inputs.data_rows import DataRows, read_data_rows
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.data_images import read_media
+from flowmill.tasks.modalities.data_sample import DataSample
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
+from tests.conftest import ROOT
 from tests.support.given import pairs, picture, rated, singles, write_jsonl
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 from tests.tasks.stages.test_given import SFT, Make, given, samples_of
@@ -69,6 +75,23 @@ def test_crops_and_mirrored_images_are_encoded_once_and_an_epoch_trains_one_of_e
     assert shown["sample_id"].to_pylist() == trained(context, 1)["sample_id"]
     assert RunView(context).ingested() is not None
     assert cast(Any, RunView(context).ingested()).rows == 6
+
+
+def test_all_frames_of_a_clip_are_cropped_and_mirrored_alike(tmp_path: Path) -> None:
+    config = load_config(ROOT / "configs" / "tiny_wan22.yaml", ["model.frames=5"])
+    making = cast(Any, SimpleNamespace(config=config.model_copy(update={"data": DataSection(train="x.jsonl")})))
+    frames = [picture(number, (100, 40)) for number in range(5)]
+    frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
+    data, file = (tmp_path / "clip.gif").read_bytes(), DataFile(name="clip")
+
+    def seen(window: tuple[float, float], *, mirrored: bool) -> np.ndarray:
+        place: dict[str, Any] = {"name": "d", "group": "d", "first": file, "replica": 0, "prompt": Prompt(text="q")}
+        return read_media(making, DataSample(file=file, **place, window=window, mirrored=mirrored), data)
+
+    left, right = seen((0.0, 0.5), mirrored=False), seen((1.0, 0.5), mirrored=False)
+    assert left.shape == (5, config.model.height, config.model.width, 3)
+    assert all(not np.array_equal(first, second) for first, second in zip(left, right, strict=True))
+    assert np.array_equal(seen((0.0, 0.5), mirrored=True), left[:, :, ::-1])
 
 
 def test_crops_of_an_image_of_the_models_shape_are_encoded_once(given: Make) -> None:
