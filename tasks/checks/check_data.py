@@ -10,7 +10,7 @@ from flowmill.models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
-from flowmill.tasks.inputs.policy_kind import kind_name
+from flowmill.tasks.modalities.modality import make_kind
 
 #: Texts of several rules.
 _NEEDS, _NOT_GIVEN = "data: {facts.algorithm} needs", "which given samples do not have"
@@ -49,7 +49,7 @@ DATA: tuple[Rule[Trained], ...] = (
          "{facts.algorithm} compares them at equal noise",
          "Remove it, or give pairs", where="data.buckets gives rated images of one prompt several sizes, but"),
     Rule("data.flip data.crop data.captions data.empty_captions data.prior",
-         lambda f, value: value not in _OFF and kind_name(f.config) != "diffusion",
+         lambda f, value: value not in _OFF and not make_kind(f.config).encodes,
          "model.policy '{model.policy}' is none",
          "Remove it", where="{setting} is for denoisers of images and films, but"),
     Rule("data.flip data.crop",
