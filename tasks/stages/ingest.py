@@ -94,12 +94,8 @@ class IngestStage(Stage):
                 ids = ([prompt.id for prompt in row.prompts], row.empty_prompt.id) if self._variants else ([], "")
                 for view, sample, _ in read:
                     rating = row.ratings[sample.replica]
-                    values = (sample.name, sample.prompt.id, sample.group, rating, row.place)
-                    for name, value in zip(rewards, values, strict=True):
-                        rewards[name].append(value)
-                    drawn_from = (sample.name, number, view, *ids, row.is_prior)
-                    for name, value in zip(variants, drawn_from, strict=True):
-                        variants[name].append(value)
+                    _append(rewards, (sample.name, sample.prompt.id, sample.group, rating, row.place))
+                    _append(variants, (sample.name, number, view, *ids, row.is_prior))
                 waiting += [(sample, content) for _, sample, content in read]
                 while len(waiting) >= size or (waiting and number + 1 == shard.stop):
                     part, waiting = waiting[:size], waiting[size:]
@@ -194,6 +190,11 @@ class IngestStage(Stage):
                 return DataError(f"{stopped(refused)}\nThe rows from {row.place} on were not read yet.")
             self._read(making, later, row, refused)
         return stopped(refused)
+
+
+def _append(columns: Mapping[str, list[Any]], row: Sequence[Any]) -> None:
+    for name, value in zip(columns, row, strict=True):
+        columns[name].append(value)
 
 
 def _range(name: str) -> tuple[int, int]:
