@@ -21,7 +21,7 @@ from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.execution.guard import access_token
 from flowmill.tasks.ratings.answers import answers_of, commit_preferences
 from flowmill.tasks.ratings.app import make_app
-from flowmill.tasks.ratings.pairs import sources_of
+from flowmill.tasks.ratings.groups import sources_of
 from flowmill.tasks.ratings.request import TOKEN, RateRequest
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
@@ -52,25 +52,25 @@ def asked(answer: httpx.Response) -> Any:
 
 def test_a_kill_loses_no_answer_and_the_next_server_continues(server: Server, store: Path) -> None:
     with httpx.Client(base_url=server.url) as client:
-        state = asked(client.get("/api/pair", params=ANN))
+        state = asked(client.get("/api/group", params=ANN))
         assert (state["rater"], state["done"], state["total"]) == ("ann", 0, 16)
         for header in ({"origin": "http://elsewhere.example"}, {"host": "elsewhere.example"}):
-            assert client.get("/api/pair", params=ANN, headers=header).status_code == 403, "no page of another origin"
+            assert client.get("/api/group", params=ANN, headers=header).status_code == 403, "no page of another origin"
         given = []
         for number, choice in enumerate(("left", "right", "tie", "skip", "left")):
-            body = {"pair": state["pair"]["name"], "rater": "ann", "choice": choice, "seconds": 0.5 + number}
+            body = {"group": state["group"]["name"], "rater": "ann", "choice": choice, "seconds": 0.5 + number}
             state = asked(client.post("/api/answer", json=body))
-            given.append((body["pair"], body["seconds"]))
+            given.append((body["group"], body["seconds"]))
         assert state["done"] == 5
         back = asked(client.post("/api/undo", json={"rater": "ann"}))
-        assert (back["done"], back["pair"]["name"]) == (4, given[-1][0]), "the withdrawn pair comes again"
+        assert (back["done"], back["group"]["name"]) == (4, given[-1][0]), "the withdrawn pair comes again"
         server.kill()
     found = answers_of(open_run(str(store), "small", reads=True).run)
     assert [(each.preferred, each.seconds) for each in found.values()] == [(1, 0.5), (0, 1.5), (0.5, 2.5), (None, 3.5)]
     server.start()
     with httpx.Client(base_url=server.url) as client:
-        assert asked(client.get("/api/pair", params=ANN)) == back
-        assert asked(client.get("/api/pair", params={"rater": "bob"}))["done"] == 0, "raters have their own pairs"
+        assert asked(client.get("/api/group", params=ANN)) == back
+        assert asked(client.get("/api/group", params={"rater": "bob"}))["done"] == 0, "raters have their own pairs"
 
 
 @pytest.fixture
@@ -84,21 +84,23 @@ def asking(context: RunContext, request: RateRequest, token: str | None = None) 
 
 
 def test_what_is_not_right_is_a_message(client: TestClient) -> None:
-    state = asked(client.get("/api/pair", params=ANN))
-    body = {"pair": state["pair"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
+    state = asked(client.get("/api/group", params=ANN))
+    body = {"group": state["group"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
     asked(client.post("/api/answer", json=body))
     refused = [
         (client.post("/api/answer", json=body), 409, "'ann' has answered this pair already"),
-        (client.post("/api/answer", json=body | {"pair": "0" * 32}), 404, "does not ask for that pair"),
+        (client.post("/api/answer", json=body | {"group": "0" * 32}), 404, "does not ask that: the answer is for another question"),
         (client.post("/api/answer", json=body | {"choice": "both"}), 422, "choice: Input should be 'left', 'right'"),
+        (client.post("/api/answer", json=body | {"values": [1, 2]}), 422, "an answer has either a choice or values"),
+        (client.post("/api/answer", json=body | {"note": "x" * 501}), 422, "note: String should have at most 500"),
+        (client.post("/api/answer", json=body | {"more": "x"}), 422, "more: Extra inputs"),
         (client.post("/api/answer", json=body | {"rater": "<b>"}), 422, "rater: String should match"),
         (client.post("/api/answer", json=body | {"seconds": -1}), 422, "seconds: Input should be greater"),
-        (client.post("/api/answer", json=body | {"note": "x"}), 422, "note: Extra inputs"),
         (client.post("/api/undo", json={"rater": "bob"}), 409, "'bob' has no answer that could be undone"),
-        (client.get("/api/pair"), 422, "rater: Field required"),
-        (client.get("/api/pair", params={"rater": ""}), 422, "rater: String should have at least 1"),
+        (client.get("/api/group"), 422, "rater: Field required"),
+        (client.get("/api/group", params={"rater": ""}), 422, "rater: String should have at least 1"),
         (client.get("/api/media/none"), 404, "shows no such sample"),
-        (client.get(f"/{state['pair']['left']['media']}?start=0"), 404, "starts from 0 images"),
+        (client.get(f"/{state['group']['samples'][0]['media']}?start=0"), 404, "starts from 0 images"),
     ]
     for answer, status, message in refused:
         assert answer.status_code == status
@@ -109,11 +111,11 @@ def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
     client: TestClient, context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Raters, who cannot mend it, see a message of their own if it happens later."""
-    state = asked(client.get("/api/pair", params=ANN))
-    body = {"pair": state["pair"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
+    state = asked(client.get("/api/group", params=ANN))
+    body = {"group": state["group"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
     asked(client.post("/api/answer", json=body))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    second = body | {"pair": asked(client.get("/api/pair", params=ANN))["pair"]["name"]}
+    second = body | {"group": asked(client.get("/api/group", params=ANN))["group"]["name"]}
     for answer in (client.post("/api/answer", json=second), client.post("/api/undo", json={"rater": "ann"})):
         assert answer.status_code == 409
         assert "is not stored. Say so to the person who serves this page." in answer.json()["detail"]
@@ -123,12 +125,12 @@ def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
 
 
 def test_the_page_is_blind_and_loads_nothing_from_elsewhere(client: TestClient, context: RunContext) -> None:
-    state = asked(client.get("/api/pair", params=ANN))
+    state = asked(client.get("/api/group", params=ANN))
     sources = sources_of(context, None, None, evaluation=False, scorer=None)
     for name in ("small", *(source.artifact.partition("/")[2] for source in sources), sources[0].rows[0]["sample_id"]):
         assert name not in str(state)
-    for side in ("left", "right"):
-        answer = client.get(state["pair"][side]["media"])
+    for sample in state["group"]["samples"]:
+        answer = client.get(sample["media"])
         assert Image.open(io.BytesIO(answer.content)).size == (32, 16)
         assert answer.headers["content-type"] == "image/png"
     page = client.get("/")
@@ -146,9 +148,9 @@ def test_other_machines_need_the_token(context: RunContext, monkeypatch: pytest.
     monkeypatch.setenv(TOKEN, "secret")
     client = asking(context, RateRequest(run="small"), access_token("0.0.0.0", TOKEN, where="give it to raters"))
     assert client.get("/").status_code == 200, "the page itself has no data"
-    assert client.get("/api/pair", params=ANN).status_code == 401
-    assert TOKEN in client.get("/api/pair", params=ANN, headers={"authorization": "Bearer other"}).json()["detail"]
-    assert client.get("/api/pair", params=ANN, headers={"authorization": "Bearer secret"}).status_code == 200
+    assert client.get("/api/group", params=ANN).status_code == 401
+    assert TOKEN in client.get("/api/group", params=ANN, headers={"authorization": "Bearer other"}).json()["detail"]
+    assert client.get("/api/group", params=ANN, headers={"authorization": "Bearer secret"}).status_code == 200
 
 
 def test_a_body_is_neither_read_without_the_token_nor_beyond_its_limit(context: RunContext) -> None:
@@ -184,9 +186,9 @@ def test_a_body_is_neither_read_without_the_token_nor_beyond_its_limit(context: 
 def test_the_number_of_pairs_ends_the_work(context: RunContext) -> None:
     client = asking(context, RateRequest(run="small", pairs=2, seed=3))
     names = []
-    while (state := asked(client.get("/api/pair", params=ANN)))["pair"] is not None:
-        names.append(state["pair"]["name"])
-        asked(client.post("/api/answer", json={"pair": names[-1], "rater": "ann", "choice": "tie", "seconds": 1}))
+    while (state := asked(client.get("/api/group", params=ANN)))["group"] is not None:
+        names.append(state["group"]["name"])
+        asked(client.post("/api/answer", json={"group": names[-1], "rater": "ann", "choice": "tie", "seconds": 1}))
     assert len(names) == 2
     assert (state["done"], state["total"]) == (2, 2)
     rows = read_rows(context.store, commit_preferences(context.run))
@@ -198,35 +200,36 @@ def test_texts_are_compared_by_the_closest_scores(tmp_path: Path) -> None:
     run_epoch(context, 1)
     slot = context.config.rewards[0].slot
     client = asking(context, RateRequest(run="texts", epoch=1, scorer=slot))
-    shown = asked(client.get("/api/pair", params=ANN))["pair"]
+    shown = asked(client.get("/api/group", params=ANN))["group"]
     (source,) = sources_of(context, None, 1, evaluation=False, scorer=slot)
     texts = {row["text"] for row in source.rows}
-    assert shown["left"]["text"] != shown["right"]["text"]
-    assert {shown["left"]["text"], shown["right"]["text"]} <= texts
-    assert shown["left"]["media"] is None
+    left, right = shown["samples"]
+    assert left["text"] != right["text"]
+    assert {left["text"], right["text"]} <= texts
+    assert left["media"] is None
 
 
 def test_clips_and_start_images_are_shown(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = np.zeros((5, 16, 32, 3), np.uint8)
     starts = [np.full((8, 8, 3), value, np.uint8) for value in (0, 255)]
     monkeypatch.setattr(
-        "flowmill.tasks.ratings.pairs.RunView.pictures", lambda view, epoch, samples, **_: dict.fromkeys(samples, clip)
+        "flowmill.tasks.ratings.groups.RunView.pictures", lambda view, epoch, samples, **_: dict.fromkeys(samples, clip)
     )
-    monkeypatch.setattr("flowmill.tasks.ratings.pairs.RunView.films", lambda *_, **__: {})
+    monkeypatch.setattr("flowmill.tasks.ratings.groups.RunView.films", lambda *_, **__: {})
     monkeypatch.setattr(
-        "flowmill.tasks.ratings.pairs.RunView.references",
+        "flowmill.tasks.ratings.groups.RunView.references",
         lambda view, epoch, samples, **_: dict.fromkeys(samples, starts),
     )
     for row in (sources := sources_of(context, None, None, evaluation=False, scorer=None))[0].rows:
         row["media_format"] = "mp4"
     client = TestClient(make_app(context.run, sources, RateRequest(run="small"), None))
-    shown = asked(client.get("/api/pair", params=ANN))["pair"]
-    found = {client.get(shown[side]["media"]).headers["content-type"] for side in ("left", "right")}
+    shown = asked(client.get("/api/group", params=ANN))["group"]
+    found = {client.get(sample["media"]).headers["content-type"] for sample in shown["samples"]}
     # The other source still says that its samples are images: several of one text lie side by side.
     assert found == {"video/mp4", "image/png"}
     images = [Image.open(io.BytesIO(client.get(each).content)) for each in shown["starts"]]
     assert [image.getpixel((0, 0)) for image in images] == [(0, 0, 0), (255, 255, 255)]
-    assert client.get(f"{shown['left']['media']}?start=2").status_code == 404
+    assert client.get(f"{shown['samples'][0]['media']}?start=2").status_code == 404
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -284,7 +287,7 @@ def _recover(page: Page, url: str) -> None:
         limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         page.send("Network.emulateNetworkConditions", offline=offline, **limits)
         if not offline:
-            body = {"pair": page.run("pair.name"), "rater": "ann", "choice": "tie", "seconds": 0.0}
+            body = {"group": page.run("pair.name"), "rater": "ann", "choice": "tie", "seconds": 0.0}
             asked(httpx.post(f"{url}/api/answer", json=body))
         page.press("ArrowRight")
         page.wait(f"at('message').textContent.includes('{message}') && !busy")
