@@ -39,7 +39,10 @@ async function medium(path, label) {
     element.addEventListener("error", () => failed(new Error(`The browser cannot show the ${label}.`)));
   });
   if (!moves) {
-    element.classList.toggle("small", !drawn && Math.max(element.naturalWidth, element.naturalHeight) <= 256);
+    if (!drawn && Math.max(element.naturalWidth, element.naturalHeight) <= 256) {
+      element.className = "small";
+      element.style.maxWidth = `${16 * element.naturalWidth}px`;
+    }
     Object.assign(element, { tabIndex: 0, title: "Enlarge" });
   }
   return element;
@@ -86,9 +89,17 @@ async function draw(group) {
 
 // Before the first answer: the guidelines, and a pair of no run whose answer is not stored.
 async function practice() {
-  const shape = (fill, form) => `data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 200" width="300" height="200"><rect width="300" height="200" fill="#eee"/><g fill="${fill}">${form}</g></svg>`)}`;
-  const circle = '<circle cx="150" cy="100" r="70"/>', square = '<rect x="80" y="30" width="140" height="140"/>';
-  const drawn = [shape("#c22", circle), shape("#27c", circle), shape("#27c", square)].map(media => ({ media, text: null }));
+  const drawn = [["#c22", true], ["#27c", true], ["#27c", false]].map(([fill, round]) => {
+    const canvas = make("canvas", "", { width: 300, height: 200 }), pen = canvas.getContext("2d");
+    for (const [color, ...box] of [["#eee", 0, 0, 300, 200], [fill, 80, 30, 140, 140]]) {
+      pen.fillStyle = color;
+      pen.beginPath();
+      if (round && color === fill) pen.arc(150, 100, 70, 0, 7);
+      else pen.rect(...box);
+      pen.fill();
+    }
+    return { media: canvas.toDataURL(), text: null };
+  });
   const texts = ["Red", "Red is the color of my car.", "Monday"].map(text => ({ media: null, text }));
   example = true;
   at("guide").open = true;

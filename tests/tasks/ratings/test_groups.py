@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
@@ -21,8 +21,9 @@ from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.fitting.judgments import read_judgments
 from flowmill.tasks.ratings.answers import answers_of, commit_preferences
 from flowmill.tasks.ratings.app import make_app
+from flowmill.tasks.ratings.export import export_answers
 from flowmill.tasks.ratings.figures import rating_report
-from flowmill.tasks.ratings.groups import sources_of
+from flowmill.tasks.ratings.groups import RatedGroup, groups_of, sources_of
 from flowmill.tasks.ratings.request import RateRequest
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
@@ -47,15 +48,32 @@ def answer(client: TestClient, rater: str, **what: Any) -> httpx.Response:
     return client.post("/api/answer", json={"group": group["name"], "rater": rater, "seconds": 1.0, **what})
 
 
-@pytest.mark.parametrize(("task", "values", "preferred"), [("stars", [5, 1, 5], [1, 0.5, 0]), ("rank", [2, 3, 1], [1, 0, 0])])
+def test_groups_of_a_prompt_share_a_sample(context: RunContext) -> None:
+    (source,) = sources_of(context, None, 1, evaluation=False, scorer="jpeg_compressibility")
+    scores = {(source.artifact, row["sample_id"]): row["score"] for row in source.rows}
+    by_prompt: dict[str, list[RatedGroup]] = {}
+    for group in groups_of([source], 0, 3):
+        by_prompt.setdefault(group.prompt_id, []).append(group)
+        of = [scores[sample] for sample in group.key]
+        assert group.gap == max(of) - min(of)
+    for first, second in by_prompt.values():
+        assert (len(first.key), len(second.key), len({*first.key} & {*second.key})) == (3, 2, 1), "all 4 are connected"
+    pairs = groups_of(sources_of(context, None, None, evaluation=False, scorer=None), 0, 6)
+    assert sum(len(group.key) for group in pairs) == 2 * 16, "both samples of every replica, once"
+    assert all(len({artifact for artifact, _ in group.key}) == 2 for group in pairs)
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "preferred"),
+    [("stars", [5, 1, 5, 2], [1, 0.5, 1, 0, 0, 1]), ("rank", [2, 3, 1, 4], [1, 0, 1, 0, 1, 1])],
+)
 def test_stars_and_ranks_become_comparisons(
     task: str, values: list[int], preferred: list[float], context: RunContext
 ) -> None:
-    client = asking(context, task=task, epoch=1, group=3)
+    client = asking(context, task=task, epoch=1)
     state = shown(client, "ann")
-    assert len(state["group"]["samples"]) == 3
-    assert state["total"] == 4 * 2, "groups of 4 samples: three, and two that share one with them"
-    for wrong in ({"values": values[:2]}, {"values": [6, 1, 1]}, {"values": [0, 1, 1]}, {"choice": "left"}):
+    assert (len(state["group"]["samples"]), state["total"]) == (4, 4)
+    for wrong in ({"values": values[:2]}, {"values": [6, 1, 1, 1]}, {"values": [0, 1, 1, 1]}, {"choice": "left"}):
         refused = answer(client, "ann", **wrong)
         assert refused.status_code == 409
         assert "The answer is for another question" in refused.json()["detail"]
@@ -66,10 +84,8 @@ def test_stars_and_ranks_become_comparisons(
     assert (given.values, given.note, skipped.skipped) == (tuple(values), "two hands", True)
     rows = read_rows(context.store, commit_preferences(context.run)).to_pylist()
     assert [row["preferred"] for row in rows] == preferred
-    first, second, third = given.samples
-    assert [(row["first_sample"], row["second_sample"]) for row in rows] == [
-        (first[1], second[1]), (first[1], third[1]), (second[1], third[1])
-    ]  # fmt: skip
+    names = [sample for _, sample in given.samples]
+    assert [(row["first_sample"], row["second_sample"]) for row in rows] == [*combinations(names, 2)]
     report = rating_report(context)
     assert (report["raters"][0]["answers"], report["raters"][0]["skipped"]) == (1, 1)
     target = ArtifactStore(f"{context.store.root.uri}-copy")
@@ -168,26 +184,26 @@ def test_the_organizer_sees_progress_and_disputes_and_raters_do_not(context: Run
 @pytest.mark.parametrize("task", ["compare", "stars"])
 def test_a_file_of_answers_is_read_by_fits(form: str, task: str, context: RunContext, tmp_path: Path) -> None:
     client, file = asking(context, task=task, epoch=1, group=4), tmp_path / f"answers.{form}"
-    given: list[dict[str, Any]] = [{"values": [5, 1, 3, 3]}] * 4 if task == "stars" else [{"choice": each} for each in ("left", "right", "bad")]
-    for each in given:
+    stars: list[dict[str, Any]] = [{"values": [5, 1, 3, 3]}] * 3
+    for each in stars if task == "stars" else [{"choice": each} for each in ("left", "right", "bad")]:
         assert answer(client, "ann", note='=cmd|" /C calc"!A0', **each).status_code == 200
     answer(client, "ann", choice="skip")
     command = ["rate", "small", "--export", str(file), "--root", context.store.root.uri]
-    assert f"wrote {16 if task == 'stars' else 3} rows to {file}" in CliRunner().invoke(app, command).output
+    assert f"wrote {12 if task == 'stars' else 3} rows to {file}" in CliRunner().invoke(app, command).output
     judgments = read_judgments([str(file)], "images", scale=(1, 5), store=context.store)
     assert judgments.rated is (task == "stars")
-    assert [row.value for row in judgments.rows] == ([5, 1, 3, 3] * 4 if task == "stars" else [1, 0, 0.5])
+    # The preferred sample comes first.
+    assert [row.value for row in judgments.rows] == ([5, 1, 3, 3] * 3 if task == "stars" else [1, 1, 0.5])
     assert {row.rater for row in judgments.rows} == {"ann"}
     stored = read_judgments([str(commit_preferences(context.run))], "images", scale=(1, 5), store=context.store)
     if task == "compare":
-        assert [(row.items, row.value, row.prompt) for row in judgments.rows] == [
-            (row.items, row.value, row.prompt) for row in stored.rows
+        assert [(row.items, row.prompt) for row in judgments.rows] == [
+            (row.items[:: 1 if row.value else -1], row.prompt) for row in stored.rows
         ]
-    assert np.array_equal(*(sorted(each.media) for each in (judgments, stored)))
+    assert {*judgments.media} == {*stored.media}
     lines = file.read_text(encoding="utf-8")
     rows = list(csv.DictReader(lines.splitlines())) if form == "csv" else [json.loads(line) for line in lines.splitlines()]
     assert rows[0]["note"] == ("'" if form == "csv" else "") + '=cmd|" /C calc"!A0'
     for wrong, message in (("answers.txt", "neither .csv nor .jsonl"), ("no/answers.csv", "cannot be written")):
-        done = CliRunner().invoke(app, [*command[:3], str(tmp_path / wrong), *command[4:]])
-        assert done.exit_code == 2, done.output
-        assert message in " ".join(done.output.split())
+        with pytest.raises(ConfigError, match=message):
+            export_answers(context.run, "", tmp_path / wrong)

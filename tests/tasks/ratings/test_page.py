@@ -234,43 +234,121 @@ def test_clips_and_start_images_are_shown(context: RunContext, monkeypatch: pyte
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_a_browser_rates_by_keyboard_and_recovers_from_errors(server: Server, store: Path, tmp_path: Path) -> None:
-    keys = {"ArrowLeft": 1.0, "ArrowRight": 0.0, "ArrowDown": 0.5, "s": None}
-    pressed = [*keys] * 2 + ["ArrowLeft", "u", "ArrowRight", "ArrowDown"]
-    wanted = [keys[key] for key in [*keys] * 2 + ["ArrowRight", "ArrowDown"]]
+    keys = {"ArrowLeft": 1.0, "ArrowRight": 0.0, "ArrowDown": 0.5, "s": None, "b": 0.5}
+    pressed = [*keys] * 2 + ["u", "ArrowRight"]
     with browser(tmp_path / "profile") as page:
         _name(page, server.url)
+        _practice(page)
         prompts = []
         for key in pressed:
             prompts.append(page.run("at('prompt').textContent"))
             assert page.run("at('prompt').children.length") == 0
+            page.run("note.value = '<b>seen</b>'")
             page.press(key)
             page.wait(_READY)
+            assert page.run("note.value") == ""
         assert page.run("at('count').textContent") == "10 of 16"
         assert page.run("at('progress').value") == 10
         assert HOSTILE in prompts, "every prompt comes first"
         assert page.run("document.title") == "Compare samples - flowmill"
         _look(page, tmp_path / "page.png", 1500, 1000)
-        _look(page, tmp_path / "phone.png", 400, 800)
-        page.run("document.querySelector('#left img').click()")
-        assert page.run("at('zoom').open && at('zoom').querySelector('img').getBoundingClientRect().width > 380")
-        page.press("ArrowLeft")
-        assert page.run("at('count').textContent") == "10 of 16", "no key answers while an image is enlarged"
-        page.run("at('zoom').click()")
+        boxes = "[...document.querySelectorAll('#sides img')].map(each => each.getBoundingClientRect())"
+        assert page.run(f"(([one, other]) => one.top === other.top && one.right < other.left)({boxes})")
+        _look(page, tmp_path / "phone.png", 390, 844)
+        footer = "document.querySelector('footer').getBoundingClientRect().top"
+        assert page.run(f"(([one, other]) => one.bottom < other.top && other.bottom <= {footer})({boxes})")
+        _zoom(page)
+        assert page.run("at('count').textContent") == "10 of 16", "no key answers while images are enlarged"
         assert [said for said in page.said if '"verbose"' not in said] == []
         _recover(page, server.url)
+        for _ in range(4):
+            page.press("ArrowDown")
+            page.wait(_READY)
+        assert "you answered 14 and skipped 2" in page.run("at('thanks').textContent")
     found = list(answers_of(open_run(str(store), "small", reads=True).run).values())
-    assert [each.preferred for each in found] == [*wanted, 0.5, 0.0]
+    assert [each.preferred for each in found] == [*[*keys.values()] * 2][:-1] + [0.0, 0.5, 0.0] + [0.5] * 4
+    assert [each.both_bad for each in found].count(True) == 1, "the second was taken back"
     assert {each.rater for each in found} == {"ann"}
+    assert {each.note for each in found[:10]} == {"<b>seen</b>"}
     assert all(0 <= each.seconds < 60 for each in found)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("task", ["stars", "rank"])
+def test_a_browser_gives_stars_and_ranks_and_the_organizer_sees_them(
+    task: str, context: RunContext, tmp_path: Path
+) -> None:
+    options = ["small", "--root", context.store.root.uri, "--epoch", "1", "--task", task, "--question", HOSTILE]
+    server = Server(options, name="rate")
+    server.start()
+    try:
+        with browser(tmp_path / "profile") as page:
+            page.open(f"{server.url}/?rater=ann")
+            page.wait(f"{_READY} && example")
+            for key in "123" if task == "rank" else "541":
+                page.press(key)
+            page.press("Enter")
+            page.wait(f"{_READY} && !example && values.length === 4")
+            assert page.run("at('question').textContent") == HOSTILE
+            page.press("Enter")
+            for key in ("2", "1", "1"):
+                page.press(key)
+            assert page.run("at('done').disabled && marked === 3 && at('count').textContent === '0 of 4'")
+            page.run("document.querySelectorAll('.side')[3].querySelector('[data-value=\"4\"]').click()")
+            _look(page, tmp_path / "page.png", 1500, 1000)
+            _look(page, tmp_path / "phone.png", 390, 844)
+            page.run("at('done').click()")
+            page.wait(f"{_READY} && at('count').textContent === '1 of 4'")
+            page.open(server.organizer)
+            page.wait("document.querySelectorAll('td').length > 0")
+            assert "ann" in page.run("at('figures').textContent")
+            assert HOSTILE in page.run("at('counts').textContent")
+            page.run("location.hash = 'wrong'")
+            page.send("Page.reload")
+            page.wait("document.querySelector('#message:not([hidden])')?.textContent.includes('needs the link')")
+            assert [said for said in page.said if '"verbose"' not in said and "401" not in said] == []
+    finally:
+        server.kill()
+    (given,) = answers_of(context.run, HOSTILE).values()
+    assert (given.task, given.values) == (task, (2, 1, 1, 4))
+
+
+def _practice(page: Page) -> None:
+    """Answer the example, of which nothing is stored: first wrongly, as a message says."""
+    page.wait(f"{_READY} && example && at('guide').open")
+    page.press("ArrowRight")
+    assert page.run("example && at('hint').textContent.startsWith('In this example')")
+    page.press("ArrowLeft")
+    page.wait(f"{_READY} && !example && at('hint').hidden && !at('guide').open && at('count').textContent === '0 of 16'")
+
+
+def _zoom(page: Page) -> None:
+    """Enlarge both images, which the wheel and the pointer move together."""
+    page.press("z")
+    boxes = "[...at('zoom').querySelectorAll('img')].map(each => each.getBoundingClientRect())"
+    before = page.run(f"{boxes}.map(each => each.width)")
+    assert len(before) == 2
+    page.send("Input.dispatchMouseEvent", type="mouseWheel", x=100, y=100, deltaX=0, deltaY=-400)
+    page.wait("scale > 2")
+    wide, same = page.run(f"(([one, other]) => [one.width, other.width])({boxes})")
+    assert wide == same > 2 * before[0]
+    place = page.run("place[0]")
+    for kind, x in (("mousePressed", 100), ("mouseMoved", 160), ("mouseReleased", 160)):
+        page.send("Input.dispatchMouseEvent", type=kind, x=x, y=100, button="left", buttons=1, clickCount=1)
+    assert page.run("place[0]") == place + 60
+    assert page.run("at('zoom').open"), "dragging does not close it"
+    page.press("ArrowLeft")
+    page.press("z")
+    page.wait("!at('zoom').open")
 
 
 def _name(page: Page, url: str) -> None:
     """Enter a name, without which nothing can be answered, and reload the page: it keeps the name, as its link does."""
     page.open(url)
-    page.wait(f"{_READY} && !at('ask').hidden && document.activeElement === rater")
+    page.wait(f"{_READY} && example && !at('ask').hidden && document.activeElement === rater")
     for button in ("[data-choice=left]", "#undo"):
         page.run(f"(rater.blur(), document.querySelector('{button}').click())")
-        assert page.run("document.activeElement === rater && !busy && at('count').textContent === '0 of 16'")
+        assert page.run("document.activeElement === rater && !busy && at('count').textContent === ''")
     page.run("(rater.value = ' bob ', rater.dispatchEvent(new Event('change')))")
     for name, address in (("bob", url), ("ann", f"{url}/?rater=ann"), ("ann", url)):
         page.wait(f"{_READY} && at('ask').hidden && location.search.startsWith('?rater=')")
@@ -281,7 +359,6 @@ def _name(page: Page, url: str) -> None:
 
 def _recover(page: Page, url: str) -> None:
     """Answer pairs while the server is away, and after another tab has answered the same pair."""
-    page.wait("!at('zoom').open")
     page.send("Network.enable")
     for offline, message in ((True, "The answers given before are stored."), (False, "has answered this pair already")):
         limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
