@@ -19,6 +19,7 @@ from flowmill.flows.environment import existing_root
 from flowmill.tasks.ratings.request import TOKEN, RateRequest
 
 if TYPE_CHECKING:
+    from flowmill.tasks.ratings.groups import SampleSource
     from flowmill.tasks.runs.context import RunContext
 
 
@@ -30,10 +31,19 @@ def rate_command(
         Path | None,
         typer.Option(metavar="FILE", help="Write the answers so far as .csv or .jsonl, and their images next to it."),
     ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the pairs as JSON tasks for Label Studio or Argilla.")
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option("--import", metavar="FILE", help="Store the answers in a JSON export of such tasks."),
+    ] = None,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve the page until stopped, and make the answers an artifact then; or print figures, or write a file."""
+    from flowmill.tasks.ratings.exchange import import_answers, write_tasks
+    from flowmill.tasks.ratings.groups import sources_of
     from flowmill.tasks.runs.opening import open_run
 
     uri = existing_root(root)
@@ -55,17 +65,22 @@ def rate_command(
             _print(title.capitalize(), rows)
         return
     against = None if request.against is None else open_run(uri, request.against, reads=True)
-    _serve(request, context, against)
+    sources = sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
+    if tasks is not None:
+        say(f"wrote {write_tasks(context.run, sources, request, tasks)} tasks to {tasks}", quiet=as_json)
+    if answers is not None:
+        stored, present = import_answers(context.run, sources, request, answers)
+        say(f"stored {stored} answers of {answers}; {present} were stored before", quiet=as_json)
+    if tasks is None and answers is None:
+        _serve(request, context, sources)
 
 
-def _serve(request: RateRequest, context: RunContext, against: RunContext | None) -> None:
+def _serve(request: RateRequest, context: RunContext, sources: Sequence[SampleSource]) -> None:
     from flowmill.tasks.execution.guard import OwnPagesOnly, access_token
     from flowmill.tasks.ratings.answers import answers_of, commit_preferences, comparisons_of
     from flowmill.tasks.ratings.app import make_app
-    from flowmill.tasks.ratings.groups import sources_of
 
     token = access_token(request.host, TOKEN, where="give it to raters")
-    sources = sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
     # A link of each start: raters know the address, and must not see how others answer.
     organizer = secrets.token_urlsafe(16)
     app = make_app(context.run, sources, request, token, organizer)

@@ -136,19 +136,24 @@ def _decoded(data: bytes, path: str) -> RatingAnswer:
 
 def append_answer(run: RunFolder, answer: RatingAnswer) -> None:
     """Store an answer durably: it is synced to disk before this returns."""
-    answer = RatingAnswer.parse(seal(asdict(answer)), f"The answer of '{answer.rater}'")
-    for artifact, sample in answer.key:
-        if _prompts(run.store, ArtifactRef.parse(artifact)).get(sample) != answer.prompt_id:
-            raise StoreError(f"{artifact} has no sample '{sample}' of prompt '{answer.prompt_id}'.")
-    if len(set(answer.key)) < len(answer.key):
-        raise StoreError(f"Sample '{answer.first_sample}' cannot be compared with itself.")
-    _check_values(answer)
+    check_answer(run, answer)
     same = (answer.rater, answer.task, answer.key)
     if same in ((each.rater, each.task, each.key) for each in answers_of(run, answer.question).values()):
         raise StoreError(
             f"'{answer.rater}' has answered this pair already. An answer is changed by undoing it and answering again."
         )
     _store(run, answer)
+
+
+def check_answer(run: RunFolder, answer: RatingAnswer) -> None:
+    """Check that an answer is one to its task, of samples of its prompt."""
+    RatingAnswer.parse(seal(asdict(answer)), f"The answer of '{answer.rater}'")
+    for artifact, sample in answer.key:
+        if _prompts(run.store, ArtifactRef.parse(artifact)).get(sample) != answer.prompt_id:
+            raise StoreError(f"{artifact} has no sample '{sample}' of prompt '{answer.prompt_id}'.")
+    if len(set(answer.key)) < len(answer.key):
+        raise StoreError(f"Sample '{answer.first_sample}' cannot be compared with itself.")
+    _check_values(answer)
 
 
 def _check_values(answer: RatingAnswer) -> None:

@@ -2,7 +2,7 @@
 
 Status codes: 401 wrong token, 404 unknown pair or sample, 409 the pair is answered already or nothing can be undone,
 413 the body is too large or of unknown size, 422 the body is not valid. All but 200 have a JSON body with a message.
-Nothing that the page receives says which artifact or run a sample is from; the organizer's page does, with another token.
+Nothing that the page receives says which artifact or run a sample is from. The organizer's page has a token of its own.
 """
 
 from __future__ import annotations

@@ -52,9 +52,7 @@ def exported_rows(
                 keep(name, shard.media_file(row))
     if all(each.task == "stars" for each in answers.values()):
         return [row for number, each in answers.items() for row in _ratings(number, each, contents)]
-    return [
-        _comparison(number, each, contents) for number, answer in answers.items() for each in answer.comparisons()
-    ]
+    return [_comparison(number, each, contents) for number, answer in answers.items() for each in answer.comparisons()]
 
 
 def written(rows: Sequence[Mapping[str, Any]], form: Form) -> bytes:

@@ -175,7 +175,11 @@ def _rater(name: str, answers: Collection[RatingAnswer]) -> Row:
     opinions = [answer for answer in answers if not answer.skipped]
     # Ties, and the same stars for all samples, may well repeat.
     habits = Counter(
-        f"order {', '.join(map(str, answer.values))}" if answer.values else "left one" if answer.preferred else "right one"
+        f"order {', '.join(map(str, answer.values))}"
+        if answer.values
+        else "left one"
+        if answer.preferred
+        else "right one"
         for answer in opinions
         if answer.preferred != 0.5 and len({*answer.values}) != 1
     )
@@ -188,7 +192,9 @@ def _rater(name: str, answers: Collection[RatingAnswer]) -> Row:
         "skipped": len(answers) - len(opinions),
         "left": values[1.0] / decided if decided else None,
         "seconds": median(answer.seconds for answer in answers),
-        "warning": f"always the {next(iter(habits))}, though sides are drawn: not about the samples" if one_sided else None,
+        "warning": f"always the {next(iter(habits))}, though sides are drawn: not about the samples"
+        if one_sided
+        else None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, StoreError
 from flowmill.configs.escaping import quoted, visible
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.storage.artifacts.lineage import RunFolder
@@ -30,8 +31,8 @@ _QUESTIONS = {
 }
 #: Seconds for which a group that a rater sees counts as answered, for the number of raters per group.
 _PENDING_S = 600.0
-#: Most characters of guidelines, and disputed pairs in a view.
-_GUIDELINES, _DISPUTED = 20_000, 50
+#: Most disputed pairs in a view.
+_DISPUTED = 50
 
 
 class RaterBody(BaseModel):
@@ -110,14 +111,20 @@ class RatingSession:
 
     def answer(self, body: AnswerBody) -> None:
         """Store an answer durably."""
+        answer = self.parsed(body, body.rater)
+        with self._lock:
+            append_answer(self._run, answer)
+
+    def parsed(self, body: AnswerBody, shown_to: str) -> RatingAnswer:
+        """Return an answer to a group in the order that someone saw, which is not checked yet."""
         group = self._groups.get(body.group)
         if group is None:
-            raise HTTPException(
-                404, "This server does not ask that: the answer is for another question or other samples. It is not "
-                "stored; reload the page."
-            )  # fmt: skip
-        first, second, *others = order_of(group, body.rater)
-        answer = RatingAnswer(
+            raise StoreError(
+                "This server does not ask that: the answer is for another question or other samples. It is not stored. "
+                "Reload the page, or start with the options of the question."
+            )
+        first, second, *others = order_of(group, shown_to)
+        return RatingAnswer(
             prompt_id=group.prompt_id,
             prompt=group.prompt,
             first_artifact=first[0],
@@ -134,8 +141,10 @@ class RatingSession:
             both_bad=body.choice == "bad",
             note=body.note,
         )
-        with self._lock:
-            append_answer(self._run, answer)
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Return the groups as tasks of other programs: prompt, samples, images and clips as data URLs, and name."""
+        return [self._task(name, group) for name, group in self._groups.items()]
 
     def undo(self, rater: str) -> None:
         """Withdraw the last answer of a rater."""
@@ -184,9 +193,7 @@ class RatingSession:
     def _answers(self) -> dict[int, RatingAnswer]:
         """Return the answers to the groups of this server, by number."""
         answers = answers_of(self._run, self._request.question).items()
-        return {
-            number: each for number, each in answers if each.task == self._request.task and each.key in self._keys
-        }
+        return {number: each for number, each in answers if each.task == self._request.task and each.key in self._keys}
 
     def _full(self, rater: str, answers: Mapping[int, RatingAnswer]) -> set[Any]:
         """Return the groups that need no further rater: answered by others, or shown to them a short time ago."""
@@ -196,6 +203,18 @@ class RatingSession:
         counts = Counter(each.key for each in answers.values() if each.rater != rater and not each.skipped)
         counts.update(group.key for other, (group, at) in self._shown.items() if other != rater and at > since)
         return {key for key, count in counts.items() if count >= self._request.overlap}
+
+    def _task(self, name: str, group: RatedGroup) -> dict[str, Any]:
+        task: dict[str, Any] = {"group": name, "prompt": group.prompt}
+        for number, (source, row) in enumerate(map(self._samples.__getitem__, order_of(group, ""))):
+            if not row["media_format"]:
+                task[f"response_{number}"] = row["text"]
+                continue
+            kind, data = source.media(row)
+            task[f"{'video' if kind.startswith('video') else 'image'}_{number}"] = (
+                f"data:{kind};base64,{b64encode(data).decode()}"
+            )
+        return task
 
     def _showing(self, group: RatedGroup, rater: str) -> dict[str, Any]:
         order = order_of(group, rater)
@@ -220,15 +239,9 @@ class RatingSession:
 
 def _text_of(file: Path | None) -> str:
     try:
-        text = "" if file is None else file.read_text(encoding="utf-8").strip()
+        return "" if file is None else file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--guidelines: {quoted(file)} cannot be read: {error}. Name a text file in UTF-8.") from None
-    if len(text) > _GUIDELINES:
-        raise ConfigError(
-            f"--guidelines: {quoted(file)} has {len(text)} characters, which raters would not read. Shorten it to "
-            f"{_GUIDELINES} at most."
-        )
-    return text
 
 
 def _dispute(rows: Sequence[RatingAnswer], content: Any) -> dict[str, Any]:

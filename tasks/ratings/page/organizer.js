@@ -1,17 +1,7 @@
-// The organizer's view: progress, figures, disputed pairs and notes. Everything that raters wrote is set as text.
-const at = id => document.getElementById(id);
-const make = (tag, text = "", properties = {}) => Object.assign(document.createElement(tag), { textContent: text }, properties);
+// The organizer's view: progress, figures, disputed pairs and notes.
 // The address has the token behind the '#', which browsers send to no server.
-const headers = { authorization: `Bearer ${decodeURIComponent(location.hash.slice(1))}` };
-let urls = [];
+const bearer = () => decodeURIComponent(location.hash.slice(1));
 
-async function request(path) {
-  const answer = await fetch(path, { headers }).catch(() => {
-    throw new Error("The server does not answer. Start 'flowmill rate' again and open the link that it prints: all answers are stored.");
-  });
-  if (answer.ok) return answer;
-  throw new Error((await answer.json().catch(() => null))?.detail ?? `The server answered with status ${answer.status}.`);
-}
 async function act(work) {
   let text = "";
   await work().catch(error => text = error.message);
@@ -34,22 +24,10 @@ function table(title, rows) {
   return [make("h2", title), wider];
 }
 
-async function side(content, label) {
-  const element = make("div", "", { className: "side" });
-  if (content.media) {
-    const blob = await (await request(content.media)).blob(), src = URL.createObjectURL(blob);
-    urls.push(src);
-    const image = blob.type.startsWith("video/") ? make("video", "", { src, controls: true, loop: true, muted: true }) : make("img", "", { src, alt: label });
-    image.onload = () => image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) <= 256);
-    element.append(image);
-  }
-  if (content.text !== null) element.append(make("pre", content.text));
-  return element;
-}
 async function dispute(pair) {
   const section = make("section", "", { className: "dispute" }), sides = make("div", "", { className: "sides" });
   for (const [number, vote] of ["first", "second"].entries()) {
-    const raters = pair.votes.filter(each => each.vote === vote).map(each => each.rater).join(", "), content = await side(pair.samples[number], vote);
+    const raters = pair.votes.filter(each => each.vote === vote).map(each => each.rater).join(", "), content = await shownSample(pair.samples[number], vote);
     content.append(make("p", `Preferred by ${raters}`));
     sides.append(content);
   }

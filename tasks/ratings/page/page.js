@@ -1,5 +1,4 @@
 // Asks for the next pair or group, shows it, and sends the answer. Prompts and texts are set as text, never as markup.
-const at = id => document.getElementById(id);
 const zoom = at("zoom"), rater = at("rater"), token = at("token"), note = at("note");
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", ArrowDown: "tie", b: "bad", s: "skip" };
 const HELP = {
@@ -9,49 +8,14 @@ const HELP = {
 };
 const ALL = ["Z or a click enlarges all together: wheel or pinch zooms, dragging moves them at once", "N writes a note to the organizer",
   "S skips if you cannot tell, U takes the last answer back", "Every answer is stored at once; you can stop and go on later"];
-let task = null, pair = null, example = false, practiced = false, shown = 0, busy = false, urls = [], values = [], marked = 0;
+let task = null, pair = null, example = false, practiced = false, shown = 0, busy = false, values = [], marked = 0;
 token.value = sessionStorage.getItem("token") ?? "";
+const bearer = () => token.value;
 // A link may name the rater; the name survives a reload, and a link without a name opens the page of the last one.
 rater.value = new URLSearchParams(location.search).get("rater") ?? localStorage.getItem("rater") ?? "";
 
-async function request(path, body) {
-  const headers = token.value ? { authorization: `Bearer ${token.value}` } : {};
-  if (body) headers["content-type"] = "application/json";
-  const answer = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers }).catch(() => {
-    throw new Error("The server does not answer. The answers given before are stored. Once it runs again, reload this page: it goes on with the first pair that has no answer.");
-  });
-  if (answer.ok) return answer;
-  const about = await answer.json().catch(() => null);
-  if (answer.status === 401) at("secret").hidden = false;
-  throw Object.assign(new Error(about?.detail ?? `The server answered with status ${answer.status}.`), { status: answer.status });
-}
-
-const make = (tag, text = "", properties = {}) => Object.assign(document.createElement(tag), { textContent: text }, properties);
-const film = (src, controls) => make("video", "", { src, controls, loop: true, muted: true, autoplay: true, playsInline: true });
-
-async function medium(path, label) {
-  const drawn = path.startsWith("data:"), blob = drawn ? null : await (await request(path)).blob();
-  const url = drawn ? path : URL.createObjectURL(blob), moves = blob?.type.startsWith("video/");
-  if (!drawn) urls.push(url);
-  const element = moves ? film(url, true) : make("img", "", { alt: label, src: url });
-  await new Promise((done, failed) => {
-    element.addEventListener(moves ? "loadeddata" : "load", done);
-    element.addEventListener("error", () => failed(new Error(`The browser cannot show the ${label}.`)));
-  });
-  if (!moves) {
-    if (!drawn && Math.max(element.naturalWidth, element.naturalHeight) <= 256) {
-      element.className = "small";
-      element.style.maxWidth = `${16 * element.naturalWidth}px`;
-    }
-    Object.assign(element, { tabIndex: 0, title: "Enlarge" });
-  }
-  return element;
-}
-
 async function sample(content, number) {
-  const side = make("div", "", { className: "side" });
-  if (content.media) side.append(await medium(content.media, `sample ${number + 1}`));
-  if (content.text !== null) side.append(make("pre", content.text));
+  const side = await shownSample(content, `sample ${number + 1}`);
   if (task.task === "compare") return side;
   const marks = make("div", "", { className: "marks" }), most = task.task === "stars" ? task.stars : 6;
   for (let value = 1; value <= most; value++) {
@@ -89,15 +53,10 @@ async function draw(group) {
 
 // Before the first answer: the guidelines, and a pair of no run whose answer is not stored.
 async function practice() {
-  const drawn = [["#c22", true], ["#27c", true], ["#27c", false]].map(([fill, round]) => {
+  const drawn = ["#c22", "#e99", "#27c"].map(color => {
     const canvas = make("canvas", "", { width: 300, height: 200 }), pen = canvas.getContext("2d");
-    for (const [color, ...box] of [["#eee", 0, 0, 300, 200], [fill, 80, 30, 140, 140]]) {
-      pen.fillStyle = color;
-      pen.beginPath();
-      if (round && color === fill) pen.arc(150, 100, 70, 0, 7);
-      else pen.rect(...box);
-      pen.fill();
-    }
+    pen.fillStyle = color;
+    pen.fillRect(0, 0, 300, 200);
     return { media: canvas.toDataURL(), text: null };
   });
   const texts = ["Red", "Red is the color of my car.", "Monday"].map(text => ({ media: null, text }));
@@ -106,7 +65,7 @@ async function practice() {
   at("hint").hidden = false;
   at("hint").textContent = `Example, not stored: ${task.task === "compare" ? "the left one fits best. Answer that to begin." : "they fit from left to right less and less. Answer that to begin."}`;
   const samples = (task.media ? drawn : texts).filter((_, number) => task.task !== "compare" || number !== 1);
-  await draw({ prompt: task.media ? "a red circle" : "Name a color.", samples });
+  await draw({ prompt: task.media ? "bright red" : "Name a color.", samples });
 }
 
 async function show(state) {
