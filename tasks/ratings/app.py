@@ -110,7 +110,7 @@ def _refusal(request: Request, token: str | None, organizer: str) -> Response | 
     """Return the answer to a request without the token, or with too large a body; None to accept it."""
     status, why = 0, ""
     size = request.headers.get("content-length", "0")
-    path, bearer = request.url.path, request.headers.get("authorization", "")
+    path, bearer = request.scope["path"], request.headers.get("authorization", "")
     organizes = organizer != "" and holds_token(bearer, organizer)
     if path.startswith("/api/organizer") and not organizes:
         status, why = 401, "This page needs the link that 'flowmill rate' printed when it started. Open that."

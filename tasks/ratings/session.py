@@ -177,7 +177,7 @@ class RatingSession:
             **self.question(),
             "run": self._run.name,
             "progress": [
-                {"raters": raters, "groups": groups, "complete": raters >= wanted if wanted else None}
+                {"raters": raters, "groups": groups, **({"complete": raters >= wanted} if wanted else {})}
                 for raters, groups in sorted(progress.items())
             ],
             **(rating_report(self._sources[0].context, self._request.question) if answers else {}),

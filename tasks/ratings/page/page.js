@@ -77,9 +77,10 @@ async function show(state) {
   at("hint").hidden = true;
   if (state.group) return draw(state.group);
   pair = null;
+  note.value = "";
   at("pair").hidden = true;
   at("end").hidden = false;
-  at("thanks").textContent = `${state.rater}, you answered ${state.done - state.skipped} and skipped ${state.skipped}; nothing is left for you. All answers are stored, and this page can be closed. To correct the last answer, take it back with U.`;
+  at("thanks").textContent = `${state.rater}, you answered ${state.done - state.skipped} and skipped ${state.skipped}; nothing is left for you. All answers are stored, and this page can be closed. To correct the last answer, take it back with Undo.`;
 }
 
 const current = () => `api/group?rater=${encodeURIComponent(rater.value)}`;

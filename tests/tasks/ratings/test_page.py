@@ -34,7 +34,7 @@ from tests.tasks.ratings.conftest import HOSTILE
 pytestmark = pytest.mark.slow
 ANN = {"rater": "ann"}
 #: Whether the page waits for an answer, or shows a message or the end.
-_READY = "typeof at !== 'undefined' && !busy && (pair !== null || !at('end').hidden || !at('message').hidden)"
+_READY = "typeof busy !== 'undefined' && !busy && (pair !== null || !at('end').hidden || !at('message').hidden)"
 
 
 @pytest.fixture
