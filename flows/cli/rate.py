@@ -41,7 +41,7 @@ def rate_command(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the page until stopped, and make the answers an artifact then; or print figures, or write a file."""
+    """Serve the page until stopped, and make the answers an artifact then; or print figures, write or read a file."""
     from flowmill.tasks.ratings.exchange import import_answers, write_tasks
     from flowmill.tasks.ratings.groups import sources_of
     from flowmill.tasks.runs.opening import open_run
@@ -52,8 +52,8 @@ def rate_command(
     if export is not None:
         from flowmill.tasks.ratings.export import export_answers
 
-        rows = export_answers(context.run, request.question, export)
-        say(f"wrote {rows} rows to {export}", quiet=as_json)
+        count = export_answers(context.run, request.question, export)
+        say(f"wrote {count} rows to {export}", quiet=as_json)
         return
     if report:
         from flowmill.tasks.ratings.figures import rating_report
@@ -71,13 +71,13 @@ def rate_command(
     if answers is not None:
         stored, present = import_answers(context.run, sources, request, answers)
         say(f"stored {stored} answers of {answers}; {present} were stored before", quiet=as_json)
+        _commit(request, context)
     if tasks is None and answers is None:
         _serve(request, context, sources)
 
 
 def _serve(request: RateRequest, context: RunContext, sources: Sequence[SampleSource]) -> None:
     from flowmill.tasks.execution.guard import OwnPagesOnly, access_token
-    from flowmill.tasks.ratings.answers import answers_of, commit_preferences, comparisons_of
     from flowmill.tasks.ratings.app import make_app
 
     token = access_token(request.host, TOKEN, where="give it to raters")
@@ -89,8 +89,14 @@ def _serve(request: RateRequest, context: RunContext, sources: Sequence[SampleSo
     try:
         serve(app if token else OwnPagesOnly(app), host=request.host, port=request.port, labels=labels)
     finally:
-        if comparisons_of(answers_of(context.run, request.question).values()):
-            console.print(f"answers: {commit_preferences(context.run, request.question)}")
+        _commit(request, context)
+
+
+def _commit(request: RateRequest, context: RunContext) -> None:
+    from flowmill.tasks.ratings.answers import answers_of, commit_preferences, comparisons_of
+
+    if comparisons_of(answers_of(context.run, request.question).values()):
+        console.print(f"answers: {commit_preferences(context.run, request.question)}")
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -131,8 +131,8 @@ def groups_of(sources: Sequence[SampleSource], seed: int, size: int = 2) -> list
     are the closest pairs, connect all samples of a prompt, and their number is linear in that of the samples. Equal
     texts count once.
     """
-    groups = []
-    for named in _within(sources[0], seed, size) if len(sources) == 1 else _between(*sources, size):
+    groups, first, other = [], sources[0], sources[-1]
+    for named in _within(first, seed, size) if len(sources) == 1 else _between(first, other, size):
         key = tuple(sorted(sample for sample, _ in named))
         scores, row = [each["score"] for _, each in named], named[0][1]
         gap = max(scores) - min(scores)

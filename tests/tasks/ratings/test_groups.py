@@ -258,7 +258,9 @@ def test_answers_of_other_programs_are_imported_all_or_none(context: RunContext,
         assert answers_of(context.run) == {}
     file.write_text(json.dumps(rows))
     assert f"stored 3 answers of {file}; 0 were stored before" in CliRunner().invoke(app, command).output
-    assert f"stored 0 answers of {file}; 3 were stored before" in CliRunner().invoke(app, command).output
+    again = CliRunner().invoke(app, command).output
+    assert f"stored 0 answers of {file}; 3 were stored before" in again
+    assert f"answers: {commit_preferences(context.run)}" in again
     found = [(each.rater, each.preferred, each.note, each.seconds) for each in answers_of(context.run).values()]
     assert found == [("7", 0.0, "blurred", 2.5), ("u-1", 1.0, "sharp", 0.0), ("u-1", 0.5, "", 0.0)]
 
