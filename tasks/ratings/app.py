@@ -63,6 +63,13 @@ def make_app(
 
     _explain(app)
 
+    _answer_raters(app, session)
+    _answer_organizer(app, session, run, request.question)
+    app.mount("/", StaticFiles(directory=Path(__file__).parent / "page", html=True))
+    return app
+
+
+def _answer_raters(app: FastAPI, session: RatingSession) -> None:
     @app.get("/api/question")
     def question() -> dict[str, Any]:
         """Return what raters are to do."""
@@ -91,6 +98,8 @@ def make_app(
         kind, data = session.media(name, start)
         return Response(data, media_type=kind)
 
+
+def _answer_organizer(app: FastAPI, session: RatingSession, run: RunFolder, question: str) -> None:
     @app.get("/api/organizer")
     def overview() -> dict[str, Any]:
         """Return progress, figures and disputed pairs."""
@@ -99,11 +108,8 @@ def make_app(
     @app.get("/api/organizer/export")
     def export(form: Literal["csv", "jsonl"]) -> Response:
         """Return the answers as a file; images and clips are named, and not part of it."""
-        rows = exported_rows(run, request.question)
+        rows = exported_rows(run, question)
         return Response(written(rows, form), media_type="text/csv" if form == "csv" else "application/jsonl")
-
-    app.mount("/", StaticFiles(directory=Path(__file__).parent / "page", html=True))
-    return app
 
 
 def _refusal(request: Request, token: str | None, organizer: str) -> Response | None:
