@@ -95,8 +95,8 @@ async function act(work) {
     await work();
   } catch (error) {
     text = error.message;
-    // The pair may be answered already, in another tab or before a connection broke.
-    if (error.status === 409 || error.status === 404) await update(current()).catch(() => {});
+    // The pair may be answered already, in another tab or before a connection broke, or the question be another one.
+    if (error.status === 409 || error.status === 404) await setUp().then(() => update(current())).catch(() => {});
   }
   at("message").textContent = text;
   at("message").hidden = !text;
@@ -225,7 +225,8 @@ addEventListener("click", event => {
   else choose(button.dataset.choice);
 });
 
-function setUp() {
+async function setUp() {
+  task = await (await request("api/question")).json();
   at("question").textContent = task.question;
   at("guidelines").textContent = task.guidelines;
   at("keys").replaceChildren(...[...HELP[task.task], ...ALL].map(text => make("li", text)));
@@ -240,8 +241,7 @@ function begin() {
   at("ask").hidden = rater.value !== "";
   if (!rater.value) rater.focus();
   act(async () => {
-    task = await (await request("api/question")).json();
-    setUp();
+    await setUp();
     await (rater.value ? update(current()) : practice());
   });
 }

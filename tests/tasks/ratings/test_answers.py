@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from flowmill.configs.errors import CorruptError, StoreError
 from flowmill.flows.cli.app import app
+from flowmill.storage.artifacts.checksummed_json import seal
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.layout import ArtifactRef
@@ -91,6 +92,14 @@ def test_answers_become_an_artifact_with_the_columns_of_preferences(context: Run
     assert commit_preferences(context.run) == ref, "equal answers are the same artifact"
     answers(context, "cy", lambda left, right: 0.5, 1)
     assert commit_preferences(context.run) != ref
+
+
+def test_an_answer_of_an_earlier_version_is_read() -> None:
+    earlier = {
+        name: value for name, value in asdict(answer(0.5)).items()
+        if name not in ("task", "question", "others", "values", "both_bad", "note")
+    }  # fmt: skip
+    assert RatingAnswer.parse(seal(earlier), "runs/small/ratings/0001.json") == answer(0.5)
 
 
 def test_preferences_are_kept_copied_and_verified_with_their_run(context: RunContext, tmp_path: Path) -> None:

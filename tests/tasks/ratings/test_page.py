@@ -316,10 +316,25 @@ def test_a_browser_gives_stars_and_ranks_and_the_organizer_sees_them(
             page.send("Page.reload")
             page.wait("document.querySelector('#message:not([hidden])')?.textContent.includes('needs the link')")
             assert [said for said in page.said if '"verbose"' not in said and "401" not in said] == []
+            _ask_anew(page, server, options)
     finally:
         server.kill()
     (given,) = answers_of(context.run, HOSTILE).values()
     assert (given.task, given.values) == (task, (2, 1, 1, 4))
+
+
+def _ask_anew(page: Page, server: Server, options: list[str]) -> None:
+    """Start the server with another question while a page is open: the page says that its answer is not stored."""
+    page.open(f"{server.url}/?rater=ann")
+    page.wait(f"{_READY} && values.length === 4")
+    server.kill()
+    server.arguments = [*options[:-1], "Which is older?"]
+    server.start()
+    for key in ("1", "2", "3", "4", "Enter"):
+        page.press(key)
+    page.wait(f"{_READY} && at('message').textContent.includes('the answer is for another question')")
+    assert page.run("at('question').textContent") == "Which is older?"
+    assert page.run("at('count').textContent") == "0 of 4"
 
 
 def _practice(page: Page) -> None:
