@@ -55,7 +55,7 @@ Overrides = Annotated[list[str], CommandLine("--set", "KEY=VALUE")]
 Advance = Annotated[int | None, Field(ge=1), CommandLine(metavar="N")]
 Show = Annotated[
     int,
-    Field(ge=0, description="Samples of each evaluation to print, with their scores: texts, or the file of the images."),
+    Field(ge=0, description="Samples of each evaluation to print: scores, and texts or the file of the images."),
     CommandLine(metavar="N"),
 ]
 ConfigRoot = Annotated[
@@ -242,7 +242,7 @@ class PublishRequest(Section):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: Annotated[str, CommandLine("RUN", "RUN[@EPOCH]")]
-    """Run, RUN@EPOCH, or RUN@best: the epoch with the best held-out score."""
+    """Run, RUN@EPOCH, or RUN@best: best by held-out score."""
     repo: Annotated[str, CommandLine("REPO", "OWNER/NAME")]
     """Repository on the Hugging Face Hub."""
     epoch: Annotated[int | None, CommandLine(metavar="N")] = None

@@ -440,7 +440,7 @@ def test_what_is_plain_stays_readable() -> None:
         "tiny-sd3",
         "jpeg_compressibility",
         "stabilityai/sd3.5",
-        "on train.txt (8 prompts), 1 x a + 2 x b: c.",
+        "on train.txt (8 prompts), a + 2 x b: c.",
     ):
         assert in_markdown(name) == name
         assert in_code(name) == f"`{name}`"

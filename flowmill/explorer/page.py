@@ -219,7 +219,8 @@ def _histogram(values: pd.Series[float], low: float, high: float) -> None:
     """Show how many samples have which values, with those between two values highlighted."""
     counts, edges = np.histogram(values.dropna().astype(float), bins=_BINS)
     bars = [
-        f'<div title="{short(start)} to {short(end)}: {count}" style="flex: 1; height: {100 * count / counts.max():.1f}%; '
+        f'<div title="{short(start)} to {short(end)}: {count}" style="flex: 1; '
+        f"height: {100 * count / counts.max():.1f}%; "
         f'background: {"#0068c9" if start <= high and end >= low else "#8886"}"></div>'
         for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True)
     ]

@@ -15,7 +15,9 @@ from flowmill.flows.environment import existing_root
 
 
 def export_command(
-    model: Annotated[str, typer.Argument(help="Run, RUN@EPOCH, or RUN@best: the epoch with the best held-out score.", metavar="RUN[@EPOCH]")],
+    model: Annotated[
+        str, typer.Argument(help="Run, RUN@EPOCH, or RUN@best: best by held-out score.", metavar="RUN[@EPOCH]")
+    ],
     *,
     to: Annotated[Path, typer.Option("--to", help="Folder to make.", metavar="DIR")],
     form: Annotated[

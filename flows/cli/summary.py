@@ -22,9 +22,12 @@ from flowmill.tasks.runs.progress import Ledger
 def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool) -> None:
     """Print the result of a finished run, as ``flowmill.tasks.metrics.describe.describe_result`` gives it."""
     _print_rewards(result)
-    _print_best(context.config, result)
     if quiet:
         return
+    judges = ", ".join(section.slot for section in context.config.evaluate.judges)
+    if judges:
+        console.print(f"{judges}: only scored, never optimized")
+    _print_best(context.config, result)
     _print_time(context.ledger)
     _print_places(context, result)
 

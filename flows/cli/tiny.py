@@ -38,5 +38,5 @@ def tiny_command(
     # The preset has sizes that the miniature can draw.
     preset = read_config(config_file(f"tiny_{family}"))["model"]
     section = {"policy": family, "path": str(to)} | {name: preset[name] for name in preset if name != "build"}
-    say(f"{quoted(to)}: random weights, which draw noise. In a config, the rest as in 'flowmill presets tiny_{family}':")
+    say(f"{quoted(to)}: random weights, which draw noise. The rest of a config: 'flowmill presets tiny_{family}'.")
     say(f"model: {yaml.safe_dump(section, default_flow_style=True, sort_keys=False, width=1000).strip()}")

@@ -40,9 +40,7 @@ def best_of(config: RunConfig, evaluations: Mapping[int, Figures]) -> Best | Non
     if not rewards:
         return None
     epoch = max(rewards, key=lambda each: rewards[each])
-    sections = config.rewards
-    is_plain = len(sections) == 1 and sections[0].weight == 1
-    name = sections[0].slot if is_plain else " + ".join(f"{each.weight:g} * {each.slot}" for each in sections)
+    name = " + ".join(each.weighted for each in config.rewards)
     prompts = "held-out prompts" if split == "heldout" else "train prompts"
     return Best(epoch=epoch, reward=rewards[epoch], count=len(rewards), figure=f"mean {name} on {prompts}")
 

@@ -23,7 +23,8 @@ def sample_lines(view: RunView, epoch: int, count: int) -> Iterator[str]:
     rows = first_of_each([row for row in scores if row.split == split], count)
     shots = shots_of(view, epoch, rows, evaluation=True)
     if shots:
-        yield f"samples after epoch {epoch}, {'held-out' if split == 'heldout' else 'train'} prompts:"
+        when = f"after epoch {epoch}" if epoch else "before training"
+        yield f"samples {when}, {'held-out' if split == 'heldout' else 'train'} prompts:"
     for row in rows:
         if (shot := shots.get(row.sample_id)) is not None:
             yield "  ".join([f"  {shot.verdict}:", *map(_short, filter(None, (shot.prompt, shot.text)))])
