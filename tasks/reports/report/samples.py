@@ -110,7 +110,7 @@ def extremes(view: RunView, epoch: int, table: pa.Table) -> tuple[list[Shot], li
     return shown[0], shown[1]
 
 
-def ingestedshots_of(view: RunView) -> list[Shot]:
+def ingested_shots(view: RunView) -> list[Shot]:
     """Return the first ingested samples, both of a pair; none before they are ingested."""
     data = view.config.data
     entry = None if data is None else view.chain.find(*view.chain.plan.samples_of(0))
