@@ -196,7 +196,7 @@ class StageRequest(Request):
     evaluation: Annotated[str, CommandLine("--name", "NAME")] = ""
     """For evaluate and judge: the name of an additional evaluation, separate from the run's own."""
     overrides: Overrides = Field(default_factory=list)
-    """Settings of this stage alone, 'section.key=value' each; the result is a side result of the run."""
+    """Settings of this stage alone, 'section.key=value' each; the result is a side result, kept next to the run."""
     trust_store: TrustStore = False
 
     def command(self, flow: str, deployment: str | None = None) -> str:

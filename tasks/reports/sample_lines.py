@@ -27,7 +27,8 @@ def sample_lines(view: RunView, epoch: int, count: int) -> Iterator[str]:
         yield f"samples {when}, {'held-out' if split == 'heldout' else 'train'} prompts:"
     for row in rows:
         if (shot := shots.get(row.sample_id)) is not None:
-            yield "  ".join([f"  {shot.verdict}:", *map(_short, filter(None, (shot.prompt, shot.text)))])
+            text = "" if shot.text is None else f" -> {_short(shot.text) or '(empty)'}"
+            yield f"  {shot.verdict}: {_short(shot.prompt)}{text}"
     images = evaluation_grids(view.chain, epoch).get(split or "") if shots else None
     if images is not None:
         yield f"  images: {quoted(images)}"

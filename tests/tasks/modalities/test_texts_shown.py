@@ -90,7 +90,7 @@ def test_a_line_has_prompt_text_and_score_of_a_sample(context: RunContext) -> No
     head, *lines = sample_lines(RunView(context), 1, 2)
     assert head == "samples after epoch 1, held-out prompts:"
     for line, text in zip(lines, (first, second), strict=True):
-        assert line.endswith(f":  {visible(text.prompt)}  {visible(text.text)}")
+        assert line.endswith(f": {visible(text.prompt)} -> {visible(text.text) or '(empty)'}")
     assert next(sample_lines(RunView(context), 0, 1)) == "samples before training, held-out prompts:"
 
 

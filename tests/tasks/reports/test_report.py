@@ -107,7 +107,7 @@ def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Pa
 def test_lines_of_images_name_their_file(context: RunContext) -> None:
     (shot,) = [pair.after for pair in read_run(context).pairs["heldout"][:1]]
     _, line, place = sample_lines(RunView(context), 2, 1)
-    assert line == f"  {shot.verdict}:  {visible(shot.prompt)}"
+    assert line == f"  {shot.verdict}: {visible(shot.prompt)}"
     assert Path(place.removeprefix("  images: ")) == evaluation_grids(context.chain, 2)["heldout"]
     assert list(sample_lines(RunView(context), 2, 99))[-1] == place
 
