@@ -55,9 +55,8 @@ def test_a_run_from_nothing_to_an_export_and_again(
     assert "exported model:" in first.stdout
     assert re.search(r"best epoch: \d.*mean jpeg_compressibility on held-out prompts .* of 3 evaluations", first.stdout)
     again = flowmill("run", *arguments, *build, "--epochs", "2", "--show", "1")
-    assert again.returncode == 0
     assert "No model was run" in again.stdout
-    assert again.stdout.count(" held-out prompts:\n") == 3, "samples of every evaluation"
+    assert again.stdout.count(" held-out prompts:\n") == 3
     root = ["--root", str(tmp_path / "store")]
     digests = [flowmill("store", "digest", "small", *root).stdout.strip() for _ in range(2)]
     assert len(digests[0]) == 32
@@ -182,15 +181,17 @@ def test_bad_input_is_one_message(flowmill: FlowmillCommand, arguments: list[str
     refused(flowmill("stage", "scor", "--run", "x", "--root", str(tmp_path / "store")), "Did you mean 'score'")
 
 
-@pytest.mark.campaign
 def test_the_number_of_epochs_is_an_option(flowmill: FlowmillCommand, arguments: list[str]) -> None:
-    dry = [flowmill("run", *arguments, "--dry", *more).stdout for more in (("--epochs", "7"), ("--set", "run.epochs=7"))]
-    assert dry[0] == dry[1]
-    assert re.search(r"^optimize\t.*\b7\b", dry[0], re.MULTILINE)
+    option, setting = [
+        flowmill("run", *arguments, "--dry", *more).stdout for more in (["--epochs", "7"], ["--set", "run.epochs=7"])
+    ]
+    assert option == setting
+    assert re.search(r"^optimize\t.*\b7\b", option, re.MULTILINE)
     for other in (["--advance", "1"], ["--rewind"]):
         refused(flowmill("run", *arguments, "--epochs", "7", *other), "--epochs is the length of a run")
 
 
+@pytest.mark.campaign
 def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
     flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path
 ) -> None:
