@@ -202,7 +202,7 @@ def check_python(page: str, pasted: Callable[[list[str]], str], folder: Path) ->
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (folder / "script.py").write_text(block)
     pasted([sys.executable, "script.py"])
-    (result,) = re.findall(r'<p class="score">.*?</p>', (folder / "red-report.html").read_text())
+    (result,) = re.findall(r'<p class="score">.*?</p>', (folder / "script-report.html").read_text())
     before, after = re.findall(r"<span[^>]*>([\d.]+)", result)
     assert float(after) > 1.5 * float(before)
 
@@ -272,7 +272,7 @@ def test_python_works_as_pasted(pasted: Callable[[list[str]], str], tmp_path: Pa
     training, own_flow, reading, trained = python_of_the_docs()
     (tmp_path / "script.py").write_text(training)
     assert "redness" in pasted([sys.executable, "script.py"])
-    assert (tmp_path / "red-report.html").exists()
+    assert (tmp_path / "script-report.html").exists()
     assert len(own_flow[own_flow.index("import") :].splitlines()) <= 18
     assert "reward.detail" in pasted(["python", "-c", own_flow])
     assert "optimize/ratio_mean" in pasted(["python", "-c", reading + trained])
