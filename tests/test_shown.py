@@ -382,6 +382,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         warnings=[text],
         curves={f"monitor/{text}_mean": [(1, 1.0), (2, 2.0)]},
         results=(1, {}, {text: {text: {"mean": 1.0, text: 1.0}}}),
+        judges=[text],
         pairs={text: [both]},
         changed=[replace(both, after=replace(both.after, film=b""))],
         data={text: [{text: text}]},

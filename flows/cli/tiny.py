@@ -8,13 +8,10 @@ from typing import Annotated
 import typer
 import yaml
 
-from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import quoted
 from flowmill.configs.load import read_config
 from flowmill.configs.presets import config_file
-from flowmill.configs.suggestions import did_you_mean
 from flowmill.flows.cli.error_reporting import say
-from flowmill.models.quickstart import tiny_families
 
 
 def tiny_command(
@@ -24,17 +21,9 @@ def tiny_command(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights.", metavar="N")] = 0,
 ) -> None:
     """Write the folder, and print the section of a config that names it."""
-    if family not in tiny_families():
-        raise ConfigError(f"There is no tiny model of family '{family}'. {did_you_mean(family, tiny_families())}")
-    from flowmill.tasks.export.copying import new_folder
+    from flowmill.tasks.export.miniatures import write_miniature
 
-    with new_folder(to) as folder:
-        say(f"{family}: loading torch")
-        from flowmill.models.library_loading import quiet_libraries
-        from flowmill.models.quickstart.tiny import TinyBuilder
-
-        quiet_libraries()
-        TinyBuilder(family=family, seed=seed).build(folder, lambda *progress: None)
+    write_miniature(family, to, seed, say)
     # The preset has sizes that the miniature can draw.
     preset = read_config(config_file(f"tiny_{family}"))["model"]
     section = {"policy": family, "path": str(to)} | {name: preset[name] for name in preset if name != "build"}
