@@ -382,6 +382,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         warnings=[text],
         curves={f"monitor/{text}_mean": [(1, 1.0), (2, 2.0)]},
         results=(1, {}, {text: {text: {"mean": 1.0, text: 1.0}}}),
+        judges=[text],
         pairs={text: [both]},
         changed=[replace(both, after=replace(both.after, film=b""))],
         data={text: [{text: text}]},
@@ -440,7 +441,7 @@ def test_what_is_plain_stays_readable() -> None:
         "tiny-sd3",
         "jpeg_compressibility",
         "stabilityai/sd3.5",
-        "on train.txt (8 prompts), 1 x a + 2 x b: c.",
+        "on train.txt (8 prompts), a + 2 x b: c.",
     ):
         assert in_markdown(name) == name
         assert in_code(name) == f"`{name}`"
