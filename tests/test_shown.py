@@ -44,8 +44,7 @@ from flowmill.flows.console import _Console, print_table
 from flowmill.flows.requests import PipelineRequest
 from flowmill.models.policies.diffusion import PipelineCall
 from flowmill.tasks.algorithms.resampling import Estimate
-from flowmill.tasks.export import card, usage
-from flowmill.tasks.fitting import provenance
+from flowmill.tasks.export import card, provenance, usage
 from flowmill.tasks.inputs.base_model import BaseModel, License
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.image_grids import grid

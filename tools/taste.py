@@ -32,7 +32,7 @@ from flowmill.models.quickstart.text import clip_tokenizer
 from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
 from flowmill.models.rewards.invocation import Handling, score
-from flowmill.tasks.fitting.figures import accuracy_text
+from flowmill.tasks.export.provenance import accuracy_text
 from flowmill.tasks.fitting.fit import fit_reward
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.ratings.answers import commit_preferences
