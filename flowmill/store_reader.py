@@ -12,7 +12,7 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import list_runs
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.verify import list_artifacts
-from flowmill.tasks.metrics.samples import artifact_table, media_of
+from flowmill.tasks.metrics.samples import artifact_table, check_reader, media_of
 from flowmill.tasks.runs.addresses import find_artifact
 from flowmill.tasks.runs.opening import open_run
 
@@ -74,7 +74,8 @@ class Store:
             artifact: kind/id; the kind may be omitted and the id shortened.
 
         Raises:
-            FlowmillError: the artifact does not exist, has no rows, or has a damaged file.
+            FlowmillError: the artifact does not exist, has no rows, has a damaged file, or is read by code that only the
+                store names.
         """
         return artifact_table(self._store, self._ref(artifact))
 
@@ -83,7 +84,9 @@ class Store:
         return {sample: picture(media) for sample, media in media_of(self._store, self._ref(artifact), samples).items()}
 
     def _ref(self, artifact: str) -> ArtifactRef:
-        return find_artifact(self._store, artifact)
+        ref = find_artifact(self._store, artifact)
+        check_reader(self._store, ref)
+        return ref
 
 
 class Run(RunReader):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from flowmill.configs.errors import StoreError
+from flowmill.configs.errors import StoreError, TrustError
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
@@ -25,6 +26,20 @@ _SAMPLES = ("trajectories", "renders", "evaluations")
 def stored_as(options: Mapping[str, Any]) -> str:
     """Return the trajectory store of an artifact of samples, from the options in its manifest."""
     return str(options["rollout"]["store"] if "rollout" in options else options["store"])
+
+
+def check_reader(store: ArtifactStore, ref: ArtifactRef) -> None:
+    """Check that no code which only the store names would read an artifact of samples.
+
+    Raises:
+        TrustError: the manifest names a custom trajectory store, whose module this process has not imported.
+    """
+    name = stored_as(store.require(ref).options) if ref.kind in _SAMPLES else ""
+    if ":" in name and name.partition(":")[0] not in sys.modules:
+        raise TrustError(
+            f"{ref} names '{name}' as the reader of its samples, which only the store names: not imported. If it is "
+            f"yours, import '{name.partition(':')[0]}' first, or read the samples through their run."
+        )
 
 
 def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShard]:

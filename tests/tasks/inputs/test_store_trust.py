@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_origin
 
 import pytest
@@ -25,6 +26,8 @@ from flowmill.models.engines import ENGINES
 from flowmill.models.maths import KERNELS, PLANS, SOLVERS
 from flowmill.models.quickstart import BUILDERS
 from flowmill.models.rewards import REWARDS
+from flowmill.storage.layout import ArtifactRef
+from flowmill.store_reader import Store
 from flowmill.tasks.advantages.estimators import ESTIMATORS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.execution.launchers import LAUNCHERS
@@ -331,3 +334,18 @@ def test_where_the_store_s_copies_are_is_nothing_a_record_says(make_config: Conf
     context = begin_run(make_config())
     context.run.add("configs", {**recorded(context.config), "store": {"cache": str(tmp_path / "elsewhere")}})
     assert open_run(context.store.root.uri, "small").config.store.cache is None
+
+
+def test_a_reader_of_samples_that_only_a_manifest_names_is_not_imported(
+    make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_in_store.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    store = begin_run(make_config()).store
+    ref = ArtifactRef("trajectories", "0" * 32)
+    manifest = SimpleNamespace(options={"rollout": {"store": "only_in_store:Store"}})
+    monkeypatch.setattr(type(store), "require", lambda store, ref: manifest)
+    monkeypatch.setattr("flowmill.store_reader.find_artifact", lambda store, artifact: ref)
+    for read in (Store(store).table, Store(store).images):
+        with pytest.raises(TrustError, match="import 'only_in_store' first"):
+            read(str(ref))
