@@ -74,8 +74,8 @@ class Store:
             artifact: kind/id; the kind may be omitted and the id shortened.
 
         Raises:
-            FlowmillError: the artifact does not exist, has no rows, has a damaged file, or is read by code that only the
-                store names.
+            FlowmillError: the artifact does not exist, has no rows, has a damaged file, or is read by code that only
+                the store names.
         """
         return artifact_table(self._store, self._ref(artifact))
 
