@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flowmill.models.memory.activation_tracing import PeakMemory
 
 from flowmill.configs.load import load_config
 from flowmill.configs.registry import resolve
@@ -20,6 +19,7 @@ from flowmill.models.library_loading import diffusers_class
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.memory import denoisers
 from flowmill.models.memory.architectures import architecture_of, meta_denoiser, parameters
+from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser, sample, train
 from flowmill.models.memory.published import pipelines
 from flowmill.models.memory.tracing import PeakMemory, Traced
 from flowmill.models.policies import POLICIES
@@ -90,7 +90,7 @@ STATED = {
 class Batches:
     """Bytes of batches, of any size."""
 
-    training: Traced = Traced(0, 0)
+    training: Traced
     following: int = 0
 
     def stands_for(self, patch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ class Batches:
         patch.setattr(denoisers, "_MODELS", {})
 
 
-NONE = Batches()
+NONE = Batches(training=Traced(0, 0))
 FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
 
 
