@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.presets import preset_comment, preset_gpu, presets
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths import KERNELS, PLANS
-from flowmill.models.policies import POLICIES, VIDEO
+from flowmill.models.policies import POLICIES
 from flowmill.tasks.advantages.estimators import ESTIMATORS
 from flowmill.tasks.algorithms import algorithms_of
 from flowmill.tasks.inputs.policy_kind import kind_name
@@ -168,7 +169,7 @@ def _needs(config: RunConfig) -> Iterator[str]:
     if config.model.build is not None:
         used.add(config.model.build.name)
     extras = [extra for name, extra in _EXTRAS.items() if name in used]
-    if config.model.policy in VIDEO:
+    if spec_of(config.model.policy).clips:
         extras.append("video")
     if extras:
         yield f"`flowmill[{','.join(extras)}]`"

@@ -10,10 +10,11 @@ import pytest
 from typer.main import get_command
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import FAMILIES, families
 from flowmill.configs.presets import presets
 from flowmill.flows.cli import app
 from flowmill.models.maths import KERNELS, PLANS
-from flowmill.models.policies import FAMILY_KINDS, POLICIES
+from flowmill.models.policies import POLICIES
 from flowmill.models.rewards import REWARDS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from pages import build
@@ -37,7 +38,7 @@ COUNTS = {
     },
     "for diffusion and flow-matching models": {len(ALGORITHMS)},
     "for language models": {len(TOKEN_ALGORITHMS)},
-    "model families": {len(POLICIES), len(POLICIES) - len(FAMILY_KINDS)},
+    "model families": {len(POLICIES), len(POLICIES) - len(families(lambda spec: spec.kind != "diffusion"))},
     "built-in rewards": {len(REWARDS)},
     "presets": {len(presets()), len(DIGITS), sum(name.startswith("tiny_") for name in presets())},
     "samplers": {len(KERNELS)},
@@ -115,7 +116,7 @@ def test_what_is_missing_is_a_row_of_a_table_and_no_name_of_another() -> None:
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("families", {*POLICIES} - {*FAMILY_KINDS}),
+        ("families", {*POLICIES} - {*families(lambda spec: spec.kind != "diffusion")}),
         ("algorithms", {*ALGORITHMS}),
         ("token algorithms", {*TOKEN_ALGORITHMS}),
     ],
@@ -137,4 +138,5 @@ def test_every_introduction_names_every_kind_of_model() -> None:
     assert help_text is not None
     for text in (*said, help_text):
         assert WHAT in text
-    assert {*FAMILY_KINDS.values()} == {"tokens", "image_tokens"}, "a new kind of model belongs into what is said above"
+    kinds = {spec.kind for spec in FAMILIES.values()}
+    assert kinds == {"diffusion", "tokens", "image_tokens"}, "a new kind of model belongs into what is said above"

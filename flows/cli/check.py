@@ -95,6 +95,7 @@ def _estimate(
     changed = _changed(config) if deep else None
     memory, memory_notes = memory_and_notes(config, reference=cost.reference)
     notes += memory_notes
+    shape = None if config.data is None else shape_of(config)
     if as_json:
         needs = None if memory is None else memory.as_dict()
         return {
@@ -103,11 +104,12 @@ def _estimate(
             "scoring": [asdict(each) for each in scoring],
             "idle": {each.stage: each.share for each in idle},
             "memory": needs,
+            **({} if shape is None else {"data": {"shape": shape[0], "columns": shape[1]}}),
             "notes": notes,
             **({"changed_files": changed} if deep else {}),
         }
     console.print(config.to_yaml())
-    if (shape := None if config.data is None else shape_of(config)) is not None:
+    if shape is not None:
         console.print(f"data.train is read as {shape[0]}.", highlight=False, markup=False)
     _print_cost(cost, config.run.epochs, totals)
     _print_scoring(scoring)

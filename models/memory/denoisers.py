@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
@@ -24,7 +25,7 @@ from flowmill.models.memory.architectures import meta_decoder, meta_denoiser
 from flowmill.models.memory.conditioning_shapes import as_wide
 from flowmill.models.memory.published import Architecture
 from flowmill.models.memory.tracing import Blocks, PeakMemory, Traced, Tracer, fake_module, kinds, make_fake
-from flowmill.models.policies import LAST_FRAME, POLICIES, most_images
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.attention_masks import with_content
 from flowmill.models.policies.decoding import recompute_decoder
 from flowmill.models.policies.parts import Part
@@ -169,7 +170,7 @@ class DenoiserMemory:
         return self
 
     def inputs(self, rows: int, device: torch.device = _CPU) -> tuple[Tensor, Tensor, Conditioning]:
-        """Return latents, noise levels and conditioning of some rows; numbers are small, or fake where they are."""
+        """Return latents, noise levels and conditioning of some rows; random, or fake in a trace."""
         positive, negative = (
             {name: _rows(row, rows, device) for name, row in self._conditioning.items()} for _ in range(2)
         )
@@ -210,7 +211,7 @@ def _pipeline(
     most = most_images(section.policy, section.options)
     # The number of input frames of a clip has a negligible effect on memory.
     image = np.zeros((section.height, section.width, 3), np.uint8)
-    images = [[image] * (1 if section.policy in LAST_FRAME else most)] if most else None
+    images = [[image] * (1 if spec_of(section.policy).last_frame else most)] if most else None
     denoiser: Any = next(iter(policy.denoisers.values()))
     large: Any = meta_denoiser(architecture)
     with torch.no_grad():
@@ -227,7 +228,7 @@ def _pipeline(
 def _rows(row: Tensor, rows: int, device: torch.device) -> Tensor:
     """Return copies of a (1, ...) row; integers, such as lengths, keep their content."""
     if row.is_floating_point():
-        return torch.ones((rows, *row.shape[1:]), dtype=row.dtype, device=device)
+        return torch.randn((rows, *row.shape[1:]), dtype=row.dtype, device=device)
     copies = torch.tensor(row.tolist() * rows, device=device)
     if row.ndim == 1 and isinstance(copies, FakeTensor):
         # The mode itself keeps the content of single numbers only; models that compute row by row read each.

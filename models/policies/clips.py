@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flowmill.configs.errors import ConfigError
-from flowmill.models.policies.clip_lengths import ClipLengths
+from flowmill.configs.model_families import ClipLengths
 from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.nan_checks import pixels
 from flowmill.models.policies.pipeline import PipelinePolicy

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import ClipLengths
 from flowmill.models.library_loading import read_json
-from flowmill.models.policies.clip_lengths import ClipLengths
 from flowmill.models.policies.clips import ClipPolicy
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.diffusion import DiffusionSettings, Images

@@ -106,7 +106,7 @@ class DiffusionPolicy(Policy):
 
     settings: DiffusionSettings
     starts_from_clips: ClassVar[bool] = False
-    """Prompts come with clips; the family is in ``CLIP_CONDITIONED``."""
+    """Prompts come with clips, as ``FamilySpec.starts_from`` says."""
 
     @classmethod
     def settings_for(

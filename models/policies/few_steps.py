@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flowmill.configs.model_families import spec_of
 from flowmill.models.library_loading import read_json
-from flowmill.models.policies import EMBEDDED_GUIDANCE
 
 #: Words of published names: FLUX.1-schnell, SDXL-Turbo, Qwen-Image-Lightning, Hyper-SD, LCM, Sana Sprint, DMD2,
 #: StepDistill and 4-step adapters, LTX-2's distilled models.
@@ -37,7 +37,7 @@ def few_step_sign(family: str, path: str) -> str | None:
     if (word := _WORD.search(Path(path).name)) is not None:
         return f"its name has '{next(filter(None, word.groups()))}'"
     folder, fields = Path(path).expanduser(), _FIELDS
-    if family in EMBEDDED_GUIDANCE:
+    if spec_of(family).guidance == "input":
         fields = (*fields, ("transformer/config.json", "guidance_embeds", False))
     for file, name, value in fields:
         if (folder / file).is_file() and read_json(folder / file).get(name) == value:

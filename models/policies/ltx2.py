@@ -20,11 +20,11 @@ import torch
 from pydantic import PositiveFloat
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import ClipLengths
 from flowmill.configs.option_types import Share
 from flowmill.models.library_loading import read_json
 from flowmill.models.maths.guidance import guided, rescaled_guided
 from flowmill.models.maths.transitions import expand
-from flowmill.models.policies.clip_lengths import ClipLengths
 from flowmill.models.policies.clips import ClipPolicy
 from flowmill.models.policies.diffusion import DiffusionSettings, Images, SoundForm
 from flowmill.models.policies.nan_checks import waves

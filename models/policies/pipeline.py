@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import option_names
 from flowmill.models.maths.conditioning import Conditioning, Guided
 from flowmill.models.maths.guidance import guided
-from flowmill.models.policies import HEARD
 from flowmill.models.policies.attention import set_attention
 from flowmill.models.policies.compilation import compile_blocks
 from flowmill.models.policies.diffusion import DiffusionSettings, Images, PipelineCall
@@ -253,7 +253,7 @@ class PipelinePolicy(FolderPolicy):
         return PipelineCall(
             arguments={name: each for name, each in arguments.items() if name not in self.missing_arguments},
             vae_tiling=settings.vae_tiling,
-            heard=self.family in HEARD,
+            heard=spec_of(self.family).frame_rate is not None,
         )
 
     def more_arguments(self, steps: int) -> dict[str, Any]:

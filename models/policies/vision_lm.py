@@ -17,9 +17,9 @@ import torch
 from pydantic import Field
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import FAMILIES
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import moved
-from flowmill.models.policies import VISION_IMAGES
 from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import CriticLM, block_lists
@@ -55,7 +55,7 @@ NEVER = -3e4
 class VisionOptions:
     """Options of ``model.options``."""
 
-    images: Annotated[int, Field(ge=1)] = VISION_IMAGES
+    images: Annotated[int, Field(ge=1)] = FAMILIES["vision_lm"].images or 0
     """Maximum images per prompt."""
     train_vision: bool = False
     """Also train the parts that encode images; otherwise they stay frozen."""

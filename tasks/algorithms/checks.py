@@ -1,61 +1,100 @@
 """Refuses settings of advantages and replay that have no effect, or another effect than they name. Pure.
 
-There is one list of rules per config section; ``flowmill.tasks.checks.check`` applies them before any work.
+``flowmill.tasks.checks.check`` and the modalities call these functions before any work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from flowmill.configs.advantages import ReplaySection
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from flowmill.configs.advantages import ReplaySection
     from flowmill.models.maths.transitions import Kernel
     from flowmill.tasks.algorithms.base import Requirements
 
-ADVANTAGE: tuple[Rule[RunConfig], ...] = (
-    Rule("advantage.std", lambda c, std: c.advantage.aggregation == "gdpo" and std != "group",
-         "advantage.aggregation 'gdpo' divides every reward by the std of its group and their sum by that of the "
-         "epoch, as Flow-Factory does for either value of global_std",
-         "Set advantage.std to 'group', or the aggregation to 'sum'"),
-    Rule("advantage.min_count", lambda c, count: c.advantage.std == "running" and count > c.advantage.buffer,
-         "no prompt would ever have enough rewards for its own statistics",
-         "Lower min_count to buffer or less", where="{setting} is {value} and advantage.buffer {advantage.buffer}, so"),
-    Rule("advantage.mean", lambda c, mean: mean == "leave_one_out" and c.advantage.std != "none",
-         "advantage.std is '{advantage.std}', so the leave-one-out mean would only change the scale",
-         "Set advantage.std to 'none', or mean to 'group'"),
-    Rule("advantage.mean", lambda c, mean: mean == "global" and c.advantage.std != "global",
-         "advantage.std is '{advantage.std}': rewards centered on the mean of all samples need the std of all samples",
-         "Set advantage.std to 'global', or mean to 'group'"),
-    Rule("advantage.informative", lambda c, count: count > c.rollout.prompts_per_epoch,
-         "an epoch has rollout.prompts_per_epoch {rollout.prompts_per_epoch} groups",
-         "Raise it, best to twice that or more, or lower advantage.informative"),
-    Rule("advantage.informative", lambda c, _: c.rollout.group_size == 1,
-         "rollout.group_size is 1, and one reward equals itself",
-         "Raise group_size, or remove advantage.informative"),
-    Rule("advantage.diversity", lambda c, label: did_you_mean(label, _monitors(c)) if label not in _monitors(c) else "",
-         "no monitor has this name",
-         "{found} Add one to monitors, {{name: diversity, options: {{to: nearest}}}} for instance, or remove "
-         "advantage.diversity"),
-    Rule("advantage.kl_gate", lambda c, _: c.advantage.kl_coef == 0,
-         "advantage.kl_coef is 0, so there is nothing to gate",
-         "Set it, or remove advantage.kl_gate"),
-    Rule("advantage.kl_gate", lambda c, _: set(_monitors(c)) <= {c.advantage.diversity},
-         "there are no monitors to doubt a reward by, so there is nothing to gate",
-         "Set it, or remove advantage.kl_gate"),
-    Rule("advantage.group_mean_min",
-         lambda c, low: c.advantage.group_mean_max is not None and low > c.advantage.group_mean_max,
-         "no group could be trained on",
-         "Swap them", where="{setting} is {value} and advantage.group_mean_max {advantage.group_mean_max}, so"),
-)  # fmt: skip
+
+def _statistics(config: RunConfig) -> Iterator[Refusal]:
+    """Yield means and stds of advantages that do not go together."""
+    advantage = config.advantage
+    if advantage.aggregation == "gdpo" and advantage.std != "group":
+        yield Refusal(
+            "advantage.std",
+            "advantage.aggregation 'gdpo' divides every reward by the std of its group and their sum by that of the "
+            "epoch, as Flow-Factory does for either value of global_std",
+            "Set advantage.std to 'group', or the aggregation to 'sum'",
+        )
+    if advantage.std == "running" and advantage.min_count > advantage.buffer:
+        yield Refusal(
+            "advantage.min_count",
+            "no prompt would ever have enough rewards for its own statistics",
+            "Lower min_count to buffer or less",
+            f"advantage.min_count is {advantage.min_count} and advantage.buffer {advantage.buffer}, so",
+        )
+    if advantage.mean == "leave_one_out" and advantage.std != "none":
+        yield Refusal(
+            "advantage.mean",
+            f"advantage.std is '{advantage.std}', so the leave-one-out mean would only change the scale",
+            "Set advantage.std to 'none', or mean to 'group'",
+        )
+    if advantage.mean == "global" and advantage.std != "global":
+        yield Refusal(
+            "advantage.mean",
+            f"advantage.std is '{advantage.std}': rewards centered on the mean of all samples need the std of all "
+            "samples",
+            "Set advantage.std to 'global', or mean to 'group'",
+        )
+    low, high = advantage.group_mean_min, advantage.group_mean_max
+    if low is not None and high is not None and low > high:
+        yield Refusal(
+            "advantage.group_mean_min",
+            "no group could be trained on",
+            "Swap them",
+            f"advantage.group_mean_min is {low} and advantage.group_mean_max {high}, so",
+        )
 
 
-def _monitors(config: RunConfig) -> list[str]:
-    return [monitor.slot for monitor in config.monitors]
+def _groups_and_monitors(config: RunConfig) -> Iterator[Refusal]:
+    """Yield settings of advantages that lack the groups, monitors or KL that they act on."""
+    advantage, rollout = config.advantage, config.rollout
+    monitors = [monitor.slot for monitor in config.monitors]
+    if advantage.informative is not None and advantage.informative > rollout.prompts_per_epoch:
+        yield Refusal(
+            "advantage.informative",
+            f"an epoch has rollout.prompts_per_epoch {rollout.prompts_per_epoch} groups",
+            "Raise it, best to twice that or more, or lower advantage.informative",
+        )
+    if advantage.informative is not None and rollout.group_size == 1:
+        yield Refusal(
+            "advantage.informative",
+            "rollout.group_size is 1, and one reward equals itself",
+            "Raise group_size, or remove advantage.informative",
+        )
+    if advantage.diversity is not None and advantage.diversity not in monitors:
+        yield Refusal(
+            "advantage.diversity",
+            "no monitor has this name",
+            f"{did_you_mean(advantage.diversity, monitors)} Add one to monitors, "
+            "{name: diversity, options: {to: nearest}} for instance, or remove advantage.diversity",
+        )
+    if advantage.kl_gate is not None and advantage.kl_coef == 0:
+        yield Refusal(
+            "advantage.kl_gate",
+            "advantage.kl_coef is 0, so there is nothing to gate",
+            "Set it, or remove advantage.kl_gate",
+        )
+    if advantage.kl_gate is not None and set(monitors) <= {advantage.diversity}:
+        yield Refusal(
+            "advantage.kl_gate",
+            "there are no monitors to doubt a reward by, so there is nothing to gate",
+            "Set it, or remove advantage.kl_gate",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,46 +115,52 @@ class Trained:
         return self.config.samples_per_group
 
 
-#: The rows that an algorithm compares fit in a micro-batch.
-UNITS: tuple[Rule[Trained], ...] = (
-    Rule("execution.micro_batch_size", lambda f, size: f.requires.unit == "pair" and size < 2,
-         "{setting} is {value}",
-         "Set {setting} to 2 or more",
-         where="{facts.algorithm} compares a group's best and worst sample in one forward, but"),
-    Rule("execution.micro_batch_size",
-         lambda f, size: f.requires.unit == "group" and size < f.group and
-         "rollout.group_size" + " times the plan's branches" * (f.group // f.config.rollout.group_size > 1),
-         "{setting} is {value}",
-         "Set {setting} to {facts.group} or more",
-         where="{facts.algorithm} compares whole groups in one forward, here of {facts.group} samples ({found}), but"),
-)  # fmt: skip
+def compared_rows(facts: Trained) -> Iterator[Refusal]:
+    """Yield a micro-batch that is smaller than the rows that the algorithm compares."""
+    unit, size, group = facts.requires.unit, facts.config.execution.micro_batch_size, facts.group
+    if unit == "pair" and size < 2:
+        yield Refusal(
+            "execution.micro_batch_size",
+            f"execution.micro_batch_size is {size}",
+            "Set execution.micro_batch_size to 2 or more",
+            f"{facts.algorithm} compares a group's best and worst sample in one forward, but",
+        )
+    if unit == "group" and size < group:
+        branches = " times the plan's branches" * (group // facts.config.rollout.group_size > 1)
+        yield Refusal(
+            "execution.micro_batch_size",
+            f"execution.micro_batch_size is {size}",
+            f"Set execution.micro_batch_size to {group} or more",
+            f"{facts.algorithm} compares whole groups in one forward, here of {group} samples (rollout.group_size"
+            f"{branches}), but",
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed(Trained):
-    """A config with ``optimize.replay``, and the stochastic step of its rollouts."""
-
-    replay: ReplaySection
-    kernel: Kernel | None
-
-
-REPLAY: tuple[Rule[Replayed], ...] = (
-    Rule("optimize.replay.steps", lambda f, _: f.requires.data == "forward",
-         "{facts.algorithm} noises final latents again and trains no steps",
-         "Remove optimize.replay.steps"),
-    Rule("optimize.replay.steps", lambda f, steps: steps >= f.config.rollout.steps,
-         "rollout.steps is {rollout.steps}, so no step would be left out",
-         "Lower it, or remove optimize.replay.steps"),
-    Rule("optimize.replay.weight",
-         lambda f, weight: weight == "density" and f.kernel is not None and not _has_densities(f.kernel),
-         "the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
-         "Set its log_prob to 'gaussian', or the weight to 'tempered'"),
-)  # fmt: skip
+def _replay(facts: Trained, replay: ReplaySection, kernel: Kernel | None) -> Iterator[Refusal]:
+    rollout, steps = facts.config.rollout, replay.steps
+    if steps is not None and facts.requires.data == "forward":
+        yield Refusal(
+            "optimize.replay.steps",
+            f"{facts.algorithm} noises final latents again and trains no steps",
+            "Remove optimize.replay.steps",
+        )
+    if steps is not None and steps >= rollout.steps:
+        yield Refusal(
+            "optimize.replay.steps",
+            f"rollout.steps is {rollout.steps}, so no step would be left out",
+            "Lower it, or remove optimize.replay.steps",
+        )
+    if replay.weight == "density" and kernel is not None and not _has_densities(kernel):
+        yield Refusal(
+            "optimize.replay.weight",
+            f"the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
+            "Set its log_prob to 'gaussian', or the weight to 'tempered'",
+        )
 
 
 def check_advantage(config: RunConfig) -> None:
     """Check that every setting of ``advantage`` has the effect it names."""
-    refuse(ADVANTAGE, config)
+    refuse(config, chain(_statistics(config), _groups_and_monitors(config)))
 
 
 def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | None) -> None:
@@ -128,7 +173,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     """
     replay = config.optimize.replay
     if replay is not None:
-        refuse(REPLAY, Replayed(config=config, requires=requires, replay=replay, kernel=kernel))
+        refuse(config, _replay(Trained(config=config, requires=requires), replay, kernel))
 
 
 def _has_densities(kernel: Kernel) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.registry import Table, chosen, resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
@@ -51,25 +51,38 @@ class OfKind(Trained):
         return self.kind.longest(self.config)
 
 
-#: Combinations of the policy's kind, the algorithm, and the settings that only some of them read.
-RUN: tuple[Rule[OfKind], ...] = (
-    Rule("optimize.algorithm", lambda f, _: f.requires.kind != (f.kind.trained_as or f.name),
-         "model.policy '{model.policy}' is of the kind '{facts.name}'",
-         "Choose an algorithm of that kind",
-         where="{facts.algorithm} trains policies of the kind '{facts.requires.kind}', but"),
-    Rule("advantage.estimator", lambda f, _: make_estimator(f.config).per_token and not f.kind.per_token,
-         "which gives every token an advantage, but model.policy '{model.policy}' makes no tokens",
-         "Set it to 'group', or remove it", where="{setting} is '{value.name}',"),
-    Rule("advantage.overlong", lambda f, _: f.longest is None,
-         "model.policy '{model.policy}' makes no texts",
-         "Remove it", where="{setting} has a buffer of {value.buffer} tokens, but"),
-    Rule("advantage.overlong", lambda f, overlong: overlong.buffer > f.longest,
-         "model.policy '{model.policy}' ends texts after {facts.longest} tokens (rollout.tokens.max_new)",
-         "Lower the buffer", where="{setting} has a buffer of {value.buffer} tokens, but"),
-    Rule("optimize.stop_kl", lambda f, _: not f.requires.approx_kl,
-         "{facts.algorithm} has no policy ratio, so it measures no approx_kl",
-         "Remove {setting}, or choose an algorithm with a ratio", where="{setting} is {value:g}, but"),
-)  # fmt: skip
+def _of_kind(facts: OfKind) -> Iterator[Refusal]:
+    """Yield combinations of the policy's kind, the algorithm, and settings that only some of them read."""
+    config, requires, kind, longest = facts.config, facts.requires, facts.kind, facts.longest
+    policy, overlong, stop_kl = config.model.policy, config.advantage.overlong, config.optimize.stop_kl
+    if requires.kind != (kind.trained_as or facts.name):
+        yield Refusal(
+            "optimize.algorithm",
+            f"model.policy '{policy}' is of the kind '{facts.name}'",
+            "Choose an algorithm of that kind",
+            f"{facts.algorithm} trains policies of the kind '{requires.kind}', but",
+        )
+    if make_estimator(config).per_token and not kind.per_token:
+        yield Refusal(
+            "advantage.estimator",
+            f"which gives every token an advantage, but model.policy '{policy}' makes no tokens",
+            "Set it to 'group', or remove it",
+            f"advantage.estimator is '{config.advantage.estimator.name}',",
+        )
+    if overlong is not None:
+        where = f"advantage.overlong has a buffer of {overlong.buffer} tokens, but"
+        if longest is None:
+            yield Refusal("advantage.overlong", f"model.policy '{policy}' makes no texts", "Remove it", where)
+        elif overlong.buffer > longest:
+            why = f"model.policy '{policy}' ends texts after {longest} tokens (rollout.tokens.max_new)"
+            yield Refusal("advantage.overlong", why, "Lower the buffer", where)
+    if stop_kl is not None and not requires.approx_kl:
+        yield Refusal(
+            "optimize.stop_kl",
+            f"{facts.algorithm} has no policy ratio, so it measures no approx_kl",
+            "Remove optimize.stop_kl, or choose an algorithm with a ratio",
+            f"optimize.stop_kl is {stop_kl:g}, but",
+        )
 
 
 def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
@@ -85,7 +98,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _check_name("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_watch(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
-    refuse(RUN, OfKind(config=config, requires=requires, kind=kind))
+    refuse(config, _of_kind(OfKind(config=config, requires=requires, kind=kind)))
     # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)

@@ -2,75 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 from flowmill.configs.advantages import AdvantageSection
+from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.model_families import families, most_images, spec_of
+from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
 
-#: Texts of several rules.
-_NEEDS, _NOT_GIVEN = "data: {facts.algorithm} needs", "which given samples do not have"
-_GIVEN = "Use 'sft', 'dpo' or 'kto', or remove the section data"
 _ACTS = "acts on rollouts, and a run with the section data has none"
 
-DATA: tuple[Rule[Trained], ...] = (
-    Rule("data", lambda f, _: f.requires.data == "transitions",
-         f"log-probs of stochastic steps, {_NOT_GIVEN}", _GIVEN, where=_NEEDS),
-    Rule("data", lambda f, _: f.requires.data == "states",
-         f"stored states of a rollout, {_NOT_GIVEN}", _GIVEN, where=_NEEDS),
-    Rule("data", lambda f, _: f.requires.behavior,
-         f"the policy that made the samples, {_NOT_GIVEN}", _GIVEN, where=_NEEDS),
-    Rule("data", lambda f, _: f.requires.gradients or f.requires.rewards > 0,
-         f"gradients of rewards, {_NOT_GIVEN}", _GIVEN, where=_NEEDS),
-    Rule("data", lambda f, _: f.requires.per_token,
-         f"advantages of tokens, {_NOT_GIVEN}", _GIVEN, where=_NEEDS),
-    Rule("data", lambda f, _: f.requires.same_noise,
-         f"samples from the same noise, {_NOT_GIVEN}", _GIVEN, where=_NEEDS),
-    Rule("data", lambda f, data: f.requires.advantages and not (data.paired or data.rating is not None),
-         "the rows have neither pairs nor ratings",
-         "Set data.chosen and data.rejected, or data.rating, or use the algorithm 'sft'",
-         where="data: {facts.algorithm} compares samples, but"),
-    Rule("monitors render optimize.replay execution.ahead", lambda f, value: value,
-         _ACTS, "Remove it", where="{setting}"),
-    Rule("prompts.sampler", lambda f, _: f.config.prompts.chooses, _ACTS, "Remove it", where="{setting}"),
-    Rule("advantage", lambda f, section: section != AdvantageSection(),
-         _ACTS, "Remove it", where="{setting}"),
-    Rule("data.buckets",
-         lambda f, value: value and (f.config.model.policy not in ANY_SIZE or f.config.model.frames > 1),
-         "model.policy '{model.policy}' is trained on samples of one",
-         f"Remove it, or choose a family of {', '.join(sorted(ANY_SIZE))}", where="{setting} has several sizes, but"),
-    Rule("data.rating", lambda f, _: f.config.data and f.config.data.buckets and f.requires.unit != "row",
-         "{facts.algorithm} compares them at equal noise",
-         "Remove it, or give pairs", where="data.buckets gives rated images of one prompt several sizes, but"),
-    Rule("model.policy", lambda f, family: family in CLIP_CONDITIONED,
-         "its model does not see, so given samples train a model of text to video",
-         "Choose the family of that", where="data: {setting} {value!r} starts chains from a clip, which"),
-    Rule("model.policy",
-         lambda f, family: f.config.data and f.config.data.prompt_image is None and _images(f.config),
-         "the prompts of model.policy {value!r} come with images",
-         "Name their column", where="data.prompt_image is not set, but"),
-    Rule("data.prompt_image", lambda f, _: _images(f.config) == 0,
-         "model.policy '{model.policy}' takes no image",
-         "Remove it"),
-)  # fmt: skip
+
+def _missing(facts: Trained, data: DataSection) -> Iterator[Refusal]:
+    """Yield what an algorithm needs and samples of ``data`` lack."""
+    requires = facts.requires
+    for missing, needed in (
+        (requires.data == "transitions", "log-probs of stochastic steps"),
+        (requires.data == "states", "stored states of a rollout"),
+        (requires.behavior, "the policy that made the samples"),
+        (requires.gradients or requires.rewards > 0, "gradients of rewards"),
+        (requires.per_token, "advantages of tokens"),
+        (requires.same_noise, "samples from the same noise"),
+    ):
+        if missing:
+            yield Refusal(
+                "data",
+                f"{needed}, which given samples do not have",
+                "Use 'sft', 'dpo' or 'kto', or remove the section data",
+                f"data: {facts.algorithm} needs",
+            )
+    if requires.advantages and not (data.paired or data.rating is not None):
+        yield Refusal(
+            "data",
+            "the rows have neither pairs nor ratings",
+            "Set data.chosen and data.rejected, or data.rating, or use the algorithm 'sft'",
+            f"data: {facts.algorithm} compares samples, but",
+        )
+
+
+def _without_use(config: RunConfig) -> Iterator[Refusal]:
+    """Yield settings that act on rollouts."""
+    for setting, value in set_settings(config, "monitors render optimize.replay execution.ahead"):
+        if value:
+            yield Refusal(setting, _ACTS, "Remove it", setting)
+    if config.prompts.chooses:
+        yield Refusal("prompts.sampler", _ACTS, "Remove it", "prompts.sampler")
+    if config.advantage != AdvantageSection():
+        yield Refusal("advantage", _ACTS, "Remove it", "advantage")
+
+
+def _images(facts: Trained, data: DataSection) -> Iterator[Refusal]:
+    """Yield settings of images that the model does not take."""
+    config, policy = facts.config, facts.config.model.policy
+    taken = most_images(policy, config.model.options)
+    if data.buckets and (not spec_of(policy).any_size or config.model.frames > 1):
+        yield Refusal(
+            "data.buckets",
+            f"model.policy '{policy}' is trained on samples of one",
+            f"Remove it, or choose a family of {', '.join(families(lambda spec: spec.any_size))}",
+            "data.buckets has several sizes, but",
+        )
+    if data.rating is not None and data.buckets and facts.requires.unit != "row":
+        yield Refusal(
+            "data.rating",
+            f"{facts.algorithm} compares them at equal noise",
+            "Remove it, or give pairs",
+            "data.buckets gives rated images of one prompt several sizes, but",
+        )
+    if spec_of(policy).starts_from == "clip":
+        yield Refusal(
+            "model.policy",
+            "its model does not see, so given samples train a model of text to video",
+            "Choose the family of that",
+            f"data: model.policy '{policy}' starts chains from a clip, which",
+        )
+    if data.prompt_image is None and taken:
+        yield Refusal(
+            "data.prompt_image",
+            f"the prompts of model.policy '{policy}' come with images",
+            "Name their column",
+            "data.prompt_image is not set, but",
+        )
+    if data.prompt_image is not None and taken == 0:
+        yield Refusal("data.prompt_image", f"model.policy '{policy}' takes no image", "Remove it")
 
 
 def check_data(config: RunConfig, requires: Requirements) -> None:
     """Check that the algorithm can train on samples of ``data``, and that settings of rollouts have a use."""
-    if config.data is None:
+    data, facts = config.data, Trained(config=config, requires=requires)
+    if data is None:
         return
-    refuse(DATA, Trained(config=config, requires=requires))
+    refuse(config, chain(_missing(facts, data), _without_use(config), _images(facts, data)))
     # The model takes images of each size.
-    for height, width in config.data.buckets:
+    for height, width in data.buckets:
         sized = config.model.model_copy(update={"height": height, "width": width})
         try:
             check_model(config.model_copy(update={"model": sized}))
         except ConfigError as error:
             raise ConfigError(f"data.buckets [{height}, {width}]: {error}") from None
-
-
-def _images(config: RunConfig) -> int | None:
-    return most_images(config.model.policy, config.model.options)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.model_families import most_images, spec_of
+from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device
 from flowmill.models.memory.architectures import architecture_of, meta_denoiser
-from flowmill.models.policies import REFERENCES, most_images
 from flowmill.models.policies.attention import UNSPLIT
 from flowmill.models.weights.context_parallel import token_plan
 from flowmill.tasks.execution.launchers import check_launcher
@@ -16,43 +19,69 @@ from flowmill.tasks.execution.runners import check_runner
 from flowmill.tasks.inputs.components import as_evaluated
 from flowmill.tasks.inputs.row_tokens import image_tokens, text_tokens
 
-EXECUTION: tuple[Rule[RunConfig], ...] = (
-    Rule("execution.strategy", lambda c, strategy: strategy == "fsdp" and c.execution.ranks == 1,
-         "there is one process, which has no other to share weights with",
-         "Set execution.processes to 2 or more, or strategy to 'ddp'"),
-    Rule("execution.fsdp_size", lambda c, _: c.execution.strategy != "fsdp",
-         "execution.strategy '{execution.strategy}' keeps whole weights on every rank",
-         "Set strategy to 'fsdp', or remove fsdp_size"),
-    Rule("execution.fsdp_size", lambda c, size: c.execution.ranks % size,
-         "there are {execution.ranks} processes, which cannot be put in groups of {value} that each hold all weights",
-         "Set execution.processes times execution.nodes to a multiple of {value}, or remove it"),
-    Rule("execution.fsdp_size", lambda c, size: size % c.execution.context_parallel,
-         "{execution.context_parallel} processes share the tokens of each row (execution.context_parallel), which must "
-         "be in one group",
-         "Set fsdp_size to a multiple of that"),
-    Rule("execution.offload",
-         lambda c, offload: c.execution.parameters_in_host and c.execution.strategy != "fsdp" and
-         ("true" if offload is True else repr(offload)),
-         "execution.strategy '{execution.strategy}' keeps weights on devices",
-         "Set strategy to 'fsdp', offload to 'optimizer', which moves the moments alone, or offload to false",
-         where="{setting} is {found}, but"),
-    Rule("execution.sampling", lambda c, sampling: sampling == "spread" and c.execution.strategy != "fsdp",
-         "execution.strategy '{execution.strategy}' keeps whole weights on every rank",
-         "Set strategy to 'fsdp', or sampling to 'whole'"),
-    Rule("model.compile model.device_map", lambda c, value: value and c.execution.strategy == "fsdp",
-           "execution.strategy 'fsdp' places and wraps the blocks itself",
-           "Remove one of them", where="{setting} is set, but"),
-    Rule("execution.context_parallel", lambda c, degree: c.execution.ranks % degree,
-         "there are {execution.ranks} processes, which cannot be put in groups of {value}",
-         "Set execution.processes times execution.nodes to a multiple of {value}"),
-    Rule("execution.context_parallel", lambda c, degree: degree > 1 and c.model.policy in UNSPLIT,
-         "diffusers does not say how the tokens of model.policy '{model.policy}' are split over processes",
-         "Set it to 1"),
-    Rule("execution.context_parallel",
-         lambda c, degree: degree > 1 and ("compile" if c.model.compile else c.model.device_map and "device_map"),
-         "model.{found} is set, which does not go with it",
-         "Remove one of them"),
-)  # fmt: skip
+
+def _sharding(config: RunConfig) -> Iterator[Refusal]:
+    """Yield settings of processes that share the weights."""
+    execution, ranks = config.execution, config.execution.ranks
+    strategy, sharded, size = execution.strategy, execution.strategy == "fsdp", execution.fsdp_size
+    whole = f"execution.strategy '{strategy}' keeps whole weights on every rank"
+    if sharded and ranks == 1:
+        yield Refusal(
+            "execution.strategy",
+            "there is one process, which has no other to share weights with",
+            "Set execution.processes to 2 or more, or strategy to 'ddp'",
+        )
+    if size is not None and not sharded:
+        yield Refusal("execution.fsdp_size", whole, "Set strategy to 'fsdp', or remove fsdp_size")
+    if size is not None and ranks % size:
+        yield Refusal(
+            "execution.fsdp_size",
+            f"there are {ranks} processes, which cannot be put in groups of {size} that each hold all weights",
+            f"Set execution.processes times execution.nodes to a multiple of {size}, or remove it",
+        )
+    if size is not None and size % execution.context_parallel:
+        yield Refusal(
+            "execution.fsdp_size",
+            f"{execution.context_parallel} processes share the tokens of each row (execution.context_parallel), which "
+            "must be in one group",
+            "Set fsdp_size to a multiple of that",
+        )
+    if execution.parameters_in_host and not sharded:
+        value = "true" if execution.offload is True else repr(execution.offload)
+        yield Refusal(
+            "execution.offload",
+            f"execution.strategy '{strategy}' keeps weights on devices",
+            "Set strategy to 'fsdp', offload to 'optimizer', which moves the moments alone, or offload to false",
+            f"execution.offload is {value}, but",
+        )
+    if execution.sampling == "spread" and not sharded:
+        yield Refusal("execution.sampling", whole, "Set strategy to 'fsdp', or sampling to 'whole'")
+    for setting, value in set_settings(config, "model.compile model.device_map") if sharded else ():
+        if value:
+            why = "execution.strategy 'fsdp' places and wraps the blocks itself"
+            yield Refusal(setting, why, "Remove one of them", f"{setting} is set, but")
+
+
+def _split_tokens(config: RunConfig) -> Iterator[Refusal]:
+    """Yield settings of processes that share the tokens of each row."""
+    model, ranks, degree = config.model, config.execution.ranks, config.execution.context_parallel
+    if ranks % degree:
+        yield Refusal(
+            "execution.context_parallel",
+            f"there are {ranks} processes, which cannot be put in groups of {degree}",
+            f"Set execution.processes times execution.nodes to a multiple of {degree}",
+        )
+    if degree > 1 and model.policy in UNSPLIT:
+        yield Refusal(
+            "execution.context_parallel",
+            f"diffusers does not say how the tokens of model.policy '{model.policy}' are split over processes",
+            "Set it to 1",
+        )
+    for setting, value in set_settings(config, "model.compile model.device_map") if degree > 1 else ():
+        if value:
+            yield Refusal(
+                "execution.context_parallel", f"{setting} is set, which does not go with it", "Remove one of them"
+            )
 
 
 def check_execution(config: RunConfig) -> None:
@@ -60,7 +89,7 @@ def check_execution(config: RunConfig) -> None:
     check_launcher(config.execution)
     check_runner(config.execution)
     check_devices(config)
-    refuse(EXECUTION, config)
+    refuse(config, chain(_sharding(config), _split_tokens(config)))
     if config.execution.context_parallel > 1:
         _check_tokens(config)
 
@@ -88,7 +117,7 @@ def _check_tokens(config: RunConfig) -> None:
         return
     model, degree = config.model, config.execution.context_parallel
     where = f"execution.context_parallel is {degree}"
-    if model.policy in REFERENCES and most_images(model.policy, model.options):
+    if spec_of(model.policy).references is not None and most_images(model.policy, model.options):
         raise ConfigError(
             f"{where}, but the images that prompts of model.policy '{model.policy}' start from differ in their "
             "numbers of tokens, which cannot be shared out evenly. Set it to 1."

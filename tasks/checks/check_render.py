@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError, PromptError
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.model_families import most_images
+from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.render import TurnsSection
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import most_images
 from flowmill.models.rewards.factory import needs_of
 from flowmill.tasks.inputs.components import make_solver
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
@@ -17,60 +19,88 @@ from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.specs.turns import returns_best
 
 
-def _named_instead(config: RunConfig, turns: TurnsSection) -> str:
-    """Return the rewards and monitors of images, or none, if the one that is to comment is not among them."""
+def _image_model(config: RunConfig) -> Iterator[Refusal]:
+    if not make_kind(config).writes:
+        yield Refusal(
+            "render",
+            f"model.policy '{config.model.policy}' writes none",
+            "Remove it, or train a model that does, such as causal_lm",
+            "render draws texts, but",
+        )
+    drawer = renderer_config(config).model.policy
+    if not make_kind(renderer_config(config)).draws:
+        where, remedy = f"render.model.policy '{drawer}'", "Choose a family of image models, such as sd3"
+        yield Refusal("render.model.policy", "cannot draw texts", remedy, where)
+    for setting, value in set_settings(
+        config,
+        "render.model.lora render.model.start render.model.start_config render.model.gradient_checkpointing "
+        "render.model.frames",
+    ):
+        if value is True or value not in (0, 1):
+            yield Refusal(
+                setting,
+                "that model is never trained and draws images",
+                "Remove it; a model that was trained before is one by its exported folder, in render.model.path",
+                f"{setting} is set, but",
+            )
+
+
+def _unread_images(config: RunConfig) -> Iterator[Refusal]:
+    if not any(reads_images(config, section) for section in reward_sections(config)):
+        yield Refusal(
+            "render",
+            "every reward, monitor and judge has reads 'texts', so nothing looks at them",
+            "Remove render, or one reward's 'reads'",
+            "render draws images, but",
+        )
+
+
+def _turns(config: RunConfig, turns: TurnsSection) -> Iterator[Refusal]:
     labels = [section.slot for section in config.scored if reads_images(config, section)]
-    return "" if labels and turns.by in (None, *labels) else ", ".join(labels) or "none"
-
-
-#: Of the image model.
-RENDER: tuple[Rule[RunConfig], ...] = (
-    Rule("render", lambda c, _: not make_kind(c).writes,
-         "model.policy '{model.policy}' writes none",
-         "Remove it, or train a model that does, such as causal_lm", where="{setting} draws texts, but"),
-    Rule("render.model.policy", lambda c, _: not make_kind(renderer_config(c)).draws,
-         "cannot draw texts",
-         "Choose a family of image models, such as sd3", where="{setting} '{value}'"),
-    Rule("render.model.lora render.model.start render.model.start_config "
-         "render.model.gradient_checkpointing render.model.frames",
-         lambda _, value: value is True or value not in (0, 1),
-         "that model is never trained and draws images",
-         "Remove it; a model that was trained before is one by its exported folder, in render.model.path",
-         where="{setting} is set, but"),
-)  # fmt: skip
-#: Of the images, and of turns.
-IMAGES: tuple[Rule[RunConfig], ...] = (
-    Rule("render", lambda c, _: not any(reads_images(c, section) for section in reward_sections(c)),
-         "every reward, monitor and judge has reads 'texts', so nothing looks at them",
-         "Remove render, or one reward's 'reads'", where="{setting} draws images, but"),
-    Rule("render.turns", _named_instead,
-         "comments are on images, and the rewards and monitors of images are: {found}",
-         "Name one of them, or add a reward", where="{setting}.by is {value.by!r}, but"),
-    Rule("render.turns", lambda c, _: c.optimize.shared_prompts,
-         "with {setting} the texts of a group share only the beginning of their conversations",
-         "Remove it", where="optimize.shared_prompts is true, but"),
-    Rule("render.turns", lambda c, turns: not sees_images(c) and not turns.comment,
-         "a next text could not depend on the image",
-         "Write a comment, or set render.turns.sees to 'images'", where="{setting}.comment is empty, so"),
-    Rule("render.turns", lambda c, _: sees_images(c) and most_images(c.model.policy, c.model.options) == 0,
-         "model.policy '{model.policy}' reads texts alone",
-         "Choose vision_lm, or set render.turns.sees to 'comments'", where="{setting}.sees is 'images', but"),
-    Rule("render.turns",
-         lambda c, _: returns_best(c) and not any(reads_images(c, section) for section in c.rewards),
-         "no reward reads images, so scores do not depend on the turn's images",
-         "Add a reward of images, or set returns to 'last'", where="{setting}.returns is 'best', but"),
-)  # fmt: skip
+    if not labels or turns.by not in (None, *labels):
+        yield Refusal(
+            "render.turns.by",
+            f"comments are on images, and the rewards and monitors of images are: {', '.join(labels) or 'none'}",
+            "Name one of them, or add a reward",
+        )
+    if config.optimize.shared_prompts:
+        yield Refusal(
+            "optimize.shared_prompts",
+            "with render.turns the texts of a group share only the beginning of their conversations",
+            "Remove it",
+            "optimize.shared_prompts is true, but",
+        )
+    if not sees_images(config) and not turns.comment:
+        yield Refusal(
+            "render.turns.comment",
+            "a next text could not depend on the image",
+            "Write a comment, or set render.turns.sees to 'images'",
+            "render.turns.comment is empty, so",
+        )
+    if sees_images(config) and most_images(config.model.policy, config.model.options) == 0:
+        yield Refusal(
+            "render.turns.sees",
+            f"model.policy '{config.model.policy}' reads texts alone",
+            "Choose vision_lm, or set render.turns.sees to 'comments'",
+        )
+    if returns_best(config) and not any(reads_images(config, section) for section in config.rewards):
+        yield Refusal(
+            "render.turns.returns",
+            "no reward reads images, so scores do not depend on the turn's images",
+            "Add a reward of images, or set returns to 'last'",
+        )
 
 
 def check_render(config: RunConfig) -> None:
     """Check the section ``render``; without one, check that no setting depends on it."""
-    refuse(RENDER, config)
     if config.render is None:
         _check_absent(config)
         return
+    refuse(config, _image_model(config))
     _check_drawer(config)
-    refuse(IMAGES, config)
+    refuse(config, _unread_images(config))
     if config.render.turns is not None:
+        refuse(config, _turns(config, config.render.turns))
         _check_turns(config, config.render.turns)
 
 

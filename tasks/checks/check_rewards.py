@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
-from flowmill.models.policies import UNFOLLOWED
 from flowmill.models.rewards import REWARDS
 from flowmill.models.rewards.base import Needs
 from flowmill.models.rewards.differentiable import is_differentiable
@@ -57,7 +57,7 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
     if not (requires.gradients or requires.rewards):
         return
     algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
-    if config.model.policy in UNFOLLOWED:
+    if not spec_of(config.model.policy).decodes_latents:
         raise ConfigError(
             f"{algorithm} trains on gradients of rewards, but clips of model.policy '{config.model.policy}' are "
             "decoded with the image they start from, which these are not given. Choose an algorithm that needs no "

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import build, resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
-from flowmill.models.policies import FAMILY_KINDS, POLICIES
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.few_steps import few_step_sign
 from flowmill.models.policies.tokenization import cut_notes as cut_of
 from flowmill.models.policies.tokenization import load_tokenizers
@@ -104,7 +105,7 @@ def _guidance(config: RunConfig) -> str | None:
 def _few_steps(config: RunConfig) -> list[str]:
     """Return notes on bases and start adapters distilled to few steps, if the loss is that of the forward process."""
     model = config.model
-    if make_algorithm(config).requires.data != "forward" or model.policy in FAMILY_KINDS:
+    if make_algorithm(config).requires.data != "forward" or spec_of(model.policy).kind != "diffusion":
         return []
     named = {"model.path": model.path, "model.lora.start": None if model.lora is None else model.lora.start}
     signs = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
@@ -121,7 +122,7 @@ def _few_steps(config: RunConfig) -> list[str]:
 def _without_adapters(config: RunConfig) -> list[str]:
     """Return notes on weights of a supported language model that get no adapters."""
     model = config.model
-    if model.lora is None or model.path is None or model.policy not in FAMILY_KINDS:
+    if model.lora is None or model.path is None or spec_of(model.policy).kind == "diffusion":
         return []
     language = language_config(model.path)
     family = resolve(POLICIES, model.policy, label="model.policy")

@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.algorithm_defaults import AlgorithmNeeds
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import chosen, create, resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.maths import KERNELS, PLANS, SOLVERS
-from flowmill.models.policies import EMBEDDED_GUIDANCE
 from flowmill.models.policies.attention import attention_identity
 from flowmill.models.weights.lora_files import adapter_files
 from flowmill.storage.trajectories import TRAJECTORY_STORES
@@ -107,7 +107,7 @@ def call_options(config: RunConfig) -> dict[str, Any]:
     """
     model = config.model
     guided: dict[str, Any] = {}
-    if model.policy in EMBEDDED_GUIDANCE:
+    if spec_of(model.policy).guidance == "input":
         guided = {"guidance_scale": model.guidance_scale}
     elif uses_guidance(config):
         guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}

@@ -10,6 +10,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError, PromptError
 from flowmill.configs.model import ModelSection
+from flowmill.configs.model_families import families, most_images, spec_of
 from flowmill.configs.registry import build as make_options
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.schema import RunConfig
@@ -17,19 +18,7 @@ from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.films import is_film
 from flowmill.models.library_loading import read_json
 from flowmill.models.memory.architectures import architecture_of
-from flowmill.models.policies import (
-    CLIP_CONDITIONED,
-    DIVIDED_STEPS,
-    EMBEDDED_GUIDANCE,
-    FIXED_STEPS,
-    IMAGE_CONDITIONED,
-    INSTRUCTED,
-    LAST_FRAME,
-    MODULAR,
-    POLICIES,
-    REFERENCES,
-    most_images,
-)
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.attention import FIXED, MASKED
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.pipeline import PipelinePolicy
@@ -105,7 +94,7 @@ def _check_images(config: RunConfig) -> None:
         return
     family, has_images = config.model.policy, config.prompts.image is not None
     takes = bool(most_images(family, config.model.options))
-    if not takes and family in REFERENCES and has_images:
+    if not takes and spec_of(family).references is not None and has_images:
         raise ConfigError(
             f"prompts.image is '{config.prompts.image}', but model.options.references of model.policy '{family}' is 0, "
             "so it starts from noise alone. Set model.options.references to the most images a prompt comes with, or "
@@ -123,37 +112,37 @@ def _check_images(config: RunConfig) -> None:
             named = f"neither model.policy '{family}' nor render.model.policy '{drawer.model.policy}' takes"
         raise ConfigError(
             f"prompts.image is '{config.prompts.image}', but {named} no image. Remove it, or "
-            f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
+            f"choose one of {', '.join(families(lambda spec: spec.starts_from != 'text'))}."
         )
 
 
 def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     """Check that no prompt has more images than the model takes, or a film where the model takes images only."""
-    family = config.model.policy
+    family, spec = config.model.policy, spec_of(config.model.policy)
     most = most_images(family, config.model.options)
     if not most:
         return
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
     columns = {"prompts.image": config.prompts.image, "data.prompt_image": config.data and config.data.prompt_image}
     column = " or ".join(name for name, value in columns.items() if value) or "prompts.image"
-    ends = resolve(POLICIES, family, label="model.policy").check_ends if family in LAST_FRAME else None
+    ends = resolve(POLICIES, family, label="model.policy").check_ends if spec.last_frame else None
     for prompt in prompts:
-        films = [each for each in prompt.images if family not in CLIP_CONDITIONED and is_film(readable(each))]
+        films = [each for each in prompt.images if spec.starts_from != "clip" and is_film(readable(each))]
         if films:
             name = "an image column" if isinstance(films[0], bytes) else films[0].name
             raise PromptError(
                 f"{column}: prompt {prompt.text!r} comes with the film "
                 f"'{name}', but model.policy '{family}' starts from an image. Name an image, or choose one of "
-                f"{', '.join(sorted(CLIP_CONDITIONED))}."
+                f"{', '.join(families(lambda spec: spec.starts_from == 'clip'))}."
             )
         if len(prompt.images) > most:
-            remedy = "Raise model.options.references" if family in REFERENCES else "Name one of them"
-            remedy = "Name the first and the last frame" if family in LAST_FRAME else remedy
-            remedy = "Raise model.options.images" if family == "vision_lm" else remedy
+            remedy = "Raise model.options.references" if spec.references is not None else "Name one of them"
+            remedy = "Name the first and the last frame" if spec.last_frame else remedy
+            remedy = "Raise model.options.images" if spec.images is not None else remedy
             raise PromptError(
                 f"{column}: prompt {prompt.text!r} comes with {len(prompt.images)} "
                 f"images, but model.policy '{family}' takes {most} as it is set. {remedy}, or choose a model for "
-                f"several ({', '.join(sorted(REFERENCES)) or 'none here'})."
+                f"several ({', '.join(families(lambda spec: spec.references is not None))})."
             )
         if ends is not None and folder.is_dir():
             ends(folder, len(prompt.images), prompt.text, frames)
@@ -211,7 +200,7 @@ def _check_evaluated(config: RunConfig) -> None:
 def _check_steps(config: RunConfig) -> None:
     """Check the number of steps of families whose noise schedule is divided into, or built for, a fixed number."""
     family = config.model.policy
-    whole = DIVIDED_STEPS.get(family)
+    whole, default = spec_of(family).steps_divide, spec_of(family).steps
     for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
         if whole is not None and steps is not None and whole % steps:
             raise ConfigError(
@@ -220,9 +209,9 @@ def _check_steps(config: RunConfig) -> None:
                 f"{_divisors(whole, steps)}."
             )
     _check_chain(config)
-    if family not in FIXED_STEPS:
+    if default is None:
         return
-    fixed = config.model.options.get("steps", FIXED_STEPS[family])
+    fixed = config.model.options.get("steps", default)
     # Samples of data begin with no noise: there the steps are the levels of training alone.
     sampled = config.rollout.steps if config.data is None else None
     for where, steps in (("rollout.steps", sampled), ("evaluate.steps", config.evaluate.steps or config.rollout.steps)):
@@ -250,12 +239,12 @@ def _divisors(whole: int, near: int) -> str:
 
 def _check_guidance(config: RunConfig) -> None:
     model = config.model
-    if model.policy in EMBEDDED_GUIDANCE and model.negative_prompt:
+    if spec_of(model.policy).guidance == "input" and model.negative_prompt:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
             f"'{model.policy}', which takes no negative prompt. Remove it."
         )
-    if model.policy in INSTRUCTED and model.options.get("instruction", True) and model.negative_prompt:
+    if spec_of(model.policy).instructed and model.options.get("instruction", True) and model.negative_prompt:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but model.policy '{model.policy}' writes an "
             "instruction before every text that is not empty, and its pipeline writes none before negative prompts. "
@@ -314,7 +303,7 @@ def _check_attention(config: RunConfig) -> None:
 
 def _check_placement(config: RunConfig) -> None:
     model = config.model
-    if model.device_map is not None and model.policy in MODULAR:
+    if model.device_map is not None and spec_of(model.policy).modular:
         raise ConfigError(
             f"model.device_map is '{model.device_map}', but '{model.policy}' has a modular pipeline, whose parts "
             "diffusers does not place. Remove it; with execution.strategy 'fsdp' a model is spread over devices."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import FAMILY_KINDS
 
 
 def kind_name(config: RunConfig) -> str:
     """Return the kind of a run's policy: ``model.kind``, or that of its family in the table."""
-    return config.model.kind or FAMILY_KINDS.get(config.model.policy, "diffusion")
+    return config.model.kind or spec_of(config.model.policy).kind
 
 
 def writes_texts(config: RunConfig) -> bool:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from flowmill.configs.errors import LISTED, DataError, PromptError, listed
 from flowmill.configs.fingerprint import canonical_json, fingerprint, hash_text
 from flowmill.configs.gc_tuning import without_collecting
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.schema import PromptsSection, RunConfig
-from flowmill.models.policies import BLANK_GUIDANCE, EMBEDDED_GUIDANCE
 from flowmill.tasks.inputs.chats import is_chat, read_messages
 from flowmill.tasks.inputs.columns import used_columns, value_of
 from flowmill.tasks.inputs.prompt_rows import ImageSource, as_read, images_of, metadata_of, split_keys, text_of
@@ -112,7 +112,7 @@ def image_files(prompts: Iterable[Prompt]) -> dict[str, ImageSource]:
 
 def uses_guidance(config: RunConfig) -> bool:
     """Return whether guidance takes a negative prompt: its scale is above 1 and not an input of the model."""
-    return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE | BLANK_GUIDANCE
+    return config.model.guidance_scale > 1 and spec_of(config.model.policy).guidance == "pair"
 
 
 def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:

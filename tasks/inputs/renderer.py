@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.render import RenderSection
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import EvaluateSection, MediaSection, RolloutSection, RunConfig
-from flowmill.models.policies import REFERENCES, most_images
 
 #: Metadata key of the turn that a text was written in, or an image drawn in, after the first.
 TURN_KEY = "render_turn"
@@ -39,7 +39,9 @@ def renderer_config(config: RunConfig) -> RunConfig:
         "context_parallel": 1,
     }
     # A family that can read images keeps them, so that reading none is noticed.
-    unread = section.model.policy not in REFERENCES and not most_images(section.model.policy, section.model.options)
+    unread = spec_of(section.model.policy).references is None and not most_images(
+        section.model.policy, section.model.options
+    )
     changes = {
         "model": section.model,
         **({"prompts": config.prompts.model_copy(update={"image": None})} if unread else {}),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import build as make_options
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.published import Architecture
-from flowmill.models.policies import POLICIES, REFERENCES
+from flowmill.models.policies import POLICIES
 
 
 def text_tokens(config: RunConfig, architecture: Architecture) -> int:
@@ -22,7 +23,7 @@ def text_tokens(config: RunConfig, architecture: Architecture) -> int:
 def image_tokens(config: RunConfig, architecture: Architecture) -> int:
     """Return the maximum number of tokens of a row without text: of the generated image and its references."""
     model, references = config.model, 0
-    if model.policy in REFERENCES:
+    if spec_of(model.policy).references is not None:
         family = resolve(POLICIES, model.policy, label="model.policy")
         options = make_options(family.options_type, model.policy, model.options, label="model.options of")
         references = options.references * options.reference_area

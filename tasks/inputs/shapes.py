@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from flowmill.configs.data import ROLES, DataSection
 from flowmill.configs.errors import DataError, PromptError
+from flowmill.configs.model_families import most_images
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import most_images
 from flowmill.tasks.inputs.columns import has_column, used_columns, value_of
 from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.inputs.policy_kind import writes_texts

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import families, spec_of
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import HEARD, POLICIES
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.compute_meter import timed
 from flowmill.models.rewards.base import Needs
@@ -41,10 +42,10 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
             "latents."
         )
     family = config.model.policy
-    if needs.media == "sounds" and family in POLICIES and family not in HEARD:
+    if needs.media == "sounds" and family in POLICIES and spec_of(family).frame_rate is None:
         raise ConfigError(
             f"rewards: '{slot}' scores sounds, but samples of model.policy '{family}' have none. Choose a model of "
-            f"clips with sound ({', '.join(sorted(HEARD))}), or a reward that reads images."
+            f"clips with sound ({', '.join(families(lambda spec: spec.frame_rate))}), or a reward that reads images."
         )
     if needs.media == "clips" and section.frames != "clip":
         raise ConfigError(

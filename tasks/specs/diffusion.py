@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.engines import engine_identity
-from flowmill.models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
+from flowmill.models.policies import POLICIES
 from flowmill.tasks.inputs.components import as_evaluated, call_options
 from flowmill.tasks.specs.modalities import ModalitySpec
 from flowmill.tasks.specs.plan import RunPlan
@@ -20,13 +21,13 @@ class DiffusionSpec(ModalitySpec):
     def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
         """The encoder, and if it also encodes images, the size they are scaled to."""
         model = config.model
-        unused = NOT_ENCODED.get(model.policy, frozenset())
+        unused = spec_of(model.policy).not_encoded
         options = {name: value for name, value in model.options.items() if name not in unused}
         encoding = {"policy": model.policy, "dtype": model.dtype, "options": options}
         if model.quantize is not None and model.quantize.text_encoders is not None:
             encoding["quantize"] = model.quantize.text_encoders
         # A custom family may encode images.
-        if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
+        if model.policy in POLICIES and spec_of(model.policy).starts_from == "text":
             return encoding
         return {**encoding, "height": model.height, "width": model.width, "frames": model.frames}
 
@@ -80,7 +81,7 @@ def _ends(config: RunConfig) -> dict[str, Any]:
 
     Policies that were trained on final latents without their length have other fingerprints.
     """
-    return {"ends": "clean"} if config.model.policy in NOISE_RANGE and RunPlan(config).needs.ends else {}
+    return {"ends": "clean"} if spec_of(config.model.policy).noise_range and RunPlan(config).needs.ends else {}
 
 
 def _reward_options(reward: RewardSection) -> dict[str, Any]:

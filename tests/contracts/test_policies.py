@@ -26,6 +26,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import families, most_images, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.models.image_files import within
 from flowmill.models.library_loading import quiet_libraries
@@ -35,19 +36,8 @@ from flowmill.models.maths.sampling import Sampler, grid_at, ode_plan, replay, s
 from flowmill.models.maths.schedules import AllSteps
 from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE, FlowSDE
-from flowmill.models.policies import (
-    CLIP_CONDITIONED,
-    EMBEDDED_GUIDANCE,
-    HEARD,
-    IMAGE_CONDITIONED,
-    NOISE_RANGE,
-    POLICIES,
-    REFERENCES,
-    UNFOLLOWED,
-    VIDEO,
-    most_images,
-)
 from flowmill.models.policies import MODULAR as MODULAR_FAMILIES
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from flowmill.models.policies.ltx2 import LTX2
@@ -200,7 +190,7 @@ TINY: Mapping[str, Tiny] = {
 
 
 #: Families whose models are called once, regardless of the guidance.
-ONCE = EMBEDDED_GUIDANCE
+ONCE = families(lambda spec: spec.guidance == "input")
 #: Families whose pipelines take one image, and one prompt with it.
 SINGLE = {"ltx2_i2v"}
 #: Families of two denoisers.
@@ -322,9 +312,9 @@ def copyable(policy: DiffusionPolicy) -> DiffusionPolicy:
 
 def pictures(family: str, count: int) -> list[list[np.ndarray]] | None:
     """Return images to start from; the video pipelines take one for all prompts, and scale it."""
-    if family in REFERENCES and most_images(family, TINY[family].options):
+    if spec_of(family).references is not None and most_images(family, TINY[family].options):
         return [references(row) for row in range(count)]
-    if family not in IMAGE_CONDITIONED:
+    if spec_of(family).starts_from == "text":
         return None
     if family == "wan21_v2v":
         return [[np.random.default_rng(0).integers(0, 256, (7, 48, 80, 3), dtype=np.uint8)] for _ in range(count)]
@@ -429,7 +419,7 @@ def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
 
 def starting(policy: DiffusionPolicy, images: list[list[np.ndarray]] | None, steps: int) -> dict[str, Any]:
     """Return the arguments of a pipeline for the images or the clip that all prompts start from."""
-    if images is None or policy.family in REFERENCES:
+    if images is None or spec_of(policy.family).references is not None:
         return {}
     if not policy.starts_from_clips:
         started = [Image.fromarray(picture) for (picture,) in images]
@@ -471,8 +461,8 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
 
     def run(output: str) -> Any:
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
-        if family in UNPADDED or (images_to_start_from is not None and family in REFERENCES):
-            images = images_to_start_from if family in REFERENCES else None
+        if family in UNPADDED or (images_to_start_from is not None and spec_of(family).references is not None):
+            images = images_to_start_from if spec_of(family).references is not None else None
             made = one_by_one(pipeline, images, generators, output_type=output, **call)
             # Policies leave a fourth channel, transparency, away.
             return made[..., :3] if output == "np" else made
@@ -843,7 +833,7 @@ def test_given_media_are_encoded_as_samples_are_decoded(
     shape = (2, 3, policy.settings.frames, 8, 8) if policy.settings.frames > 1 else (2, 3, 8, 8)
     policy.decoded_clean(policy.finished(latents, cond))
     found = policy.encode_media(torch.zeros(shape))
-    if family in HEARD:
+    if spec_of(family).frame_rate is not None:
         found = torch.cat([found, heard_again(policy, policy.finished(latents, cond), monkeypatch)], dim=1)
     torch.testing.assert_close(found, latents, rtol=2e-5, atol=2e-5)
     assert policy.velocity(found, torch.full((2,), 0.5), cond).shape == latents.shape
@@ -868,7 +858,7 @@ def test_positions_masks_and_lengths_are_whole_numbers(load: Load) -> None:
 def test_text_encoders_and_vae_are_loaded_only_when_asked(family: str, load: Load) -> None:
     texts = load(parts=resolve(POLICIES, family, label="policy").parts_to_encode(TINY[family].options))
     assert len(next(iter(encode(texts, ["a cat"]).values()))) == 1
-    assert (texts.pipeline.vae is None) == (family not in IMAGE_CONDITIONED)
+    assert (texts.pipeline.vae is None) == (spec_of(family).starts_from == "text")
     assert all(parameter.is_meta for module in texts.denoisers.values() for parameter in module.parameters())
     rest = load(parts=frozenset({Part.DENOISER, Part.VAE}))
     assert rest.pipeline.text_encoder is None
@@ -1035,7 +1025,7 @@ def test_sizes_the_model_cannot_take(family: str, load: Load) -> None:
 def test_frames_the_model_cannot_take(family: str, load: Load) -> None:
     nearest = {4: "4 n + 1 frames. The nearest are 5 and 9", 8: "8 n + 1 frames. The nearest are 1 and 9"}
     nearest |= {17: r"17 n + 5 frames, 124 to 345 of them (5 to 15 seconds). The nearest is 124"}
-    message = re.escape(nearest[VIDEO[family].every] if family in VIDEO else "makes images. Set it to 1")
+    message = re.escape(nearest[clips.every] if (clips := spec_of(family).clips) else "makes images. Set it to 1")
     with pytest.raises(ConfigError, match=message):
         load(frames=7)
 
@@ -1130,7 +1120,7 @@ def test_large_images_are_decoded_in_tiles_and_small_ones_whole(family: str, loa
     for height, same in ((large, False), (small, True)):
         whole, tiled = (load(height=height, width=small, vae_tiling=tiling) for tiling in (False, True))
         latents = noise(whole, 1)
-        if family in UNFOLLOWED:
+        if not spec_of(family).decodes_latents:
             latents = whole.finished(latents, conditioning(whole, False, PROMPTS[:1]))
         images = [policy.decode(latents) for policy in (whole, tiled)]
         assert images[0].shape == images[1].shape
@@ -1140,7 +1130,7 @@ def test_large_images_are_decoded_in_tiles_and_small_ones_whole(family: str, loa
 def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: str, load: Load) -> None:
     policy = load()
     latents = noise(policy, 2).requires_grad_(True)
-    if family in UNFOLLOWED:
+    if not spec_of(family).decodes_latents:
         with pytest.raises(ConfigError, match="decoded with the image they start from"):
             policy.decode_smoothly(latents)
         return
@@ -1150,7 +1140,7 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     assert torch.equal(rounded, policy.decode(latents.detach()))
     # What is decoded of a chain's end follows from the level it ends at, which is what is stored of it.
     assert torch.equal(clean, clean_ends(latents, policy.sigmas(4)[-1:]))
-    assert torch.equal(clean, latents) is (family not in NOISE_RANGE)
+    assert torch.equal(clean, latents) is (spec_of(family).noise_range is None)
     # However far a value is beyond white, a brighter one differs from it.
     far = policy.decode_smoothly(20 * latents)
     (slope,) = torch.autograd.grad(far.flatten(1).sum(), latents)
@@ -1390,7 +1380,7 @@ def test_a_share_of_a_schedule_is_that_of_the_pipeline(load: Load, strength: flo
 
 def test_families_that_start_from_clips_are_known_without_them() -> None:
     found = {name for name in PIPELINES if resolve(POLICIES, name, label="policy").starts_from_clips}
-    assert found == CLIP_CONDITIONED
+    assert found == {*families(lambda spec: spec.starts_from == "clip")}
 
 
 @STARTING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowmill.models.policies import VIDEO, most_images
+from flowmill.configs.model_families import most_images, spec_of
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from tests.contracts.test_policies import (  # noqa: F401 - fixtures
     TINY,
@@ -28,7 +28,7 @@ def test_a_policy_that_is_sized_is_one_of_that_size(family: str, load: Load) -> 
     size = {
         "height": tiny.size,
         "width": 2 * tiny.size,
-        "frames": tiny.frames + (VIDEO[family].every if family in VIDEO else 0),
+        "frames": tiny.frames + (clips.every if (clips := spec_of(family).clips) else 0),
     }
     sized, other = load(), load(**size)
 

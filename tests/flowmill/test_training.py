@@ -23,7 +23,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.import_paths import import_from
 from flowmill.configs.load import load_config
-from flowmill.configs.model_families import PIPELINES, family_of
+from flowmill.configs.model_families import FAMILIES, family_of
 from flowmill.configs.registry import resolve
 from flowmill.models.policies import POLICIES
 from flowmill.models.rewards.factory import make_reward, needs_of
@@ -178,10 +178,9 @@ def test_functions_of_modules_are_imported_and_those_of_scripts_are_not() -> Non
 
 def test_every_pipeline_of_a_family_is_known(tmp_path: Path) -> None:
     classes = {name: getattr(resolve(POLICIES, name, label="policy"), "pipeline_name", None) for name in POLICIES}
-    for name, pipeline in classes.items():
-        assert pipeline is None or name in PIPELINES[pipeline]
-    for pipeline, families in PIPELINES.items():
-        assert {classes[family] for family in families} == {pipeline}
+    assert classes == {name: spec.pipeline for name, spec in FAMILIES.items()}
+    for pipeline in {spec.pipeline for spec in FAMILIES.values() if spec.pipeline}:
+        families = [name for name, spec in FAMILIES.items() if spec.pipeline == pipeline]
         (tmp_path / "model_index.json").write_text(js.dumps({"_class_name": pipeline}))
         if len(families) == 1:
             assert family_of(str(tmp_path)) == families[0]

@@ -223,3 +223,12 @@ def test_two_processes_under_torchrun(flowmill: FlowmillCommand, arguments: list
     result = flowmill("run", *arguments, "--set", "execution.processes=2", "--set", "run.epochs=1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "epoch 1/1" in result.stdout
+
+
+def test_check_says_how_it_reads_the_rows_of_data(flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    rows = (f'{{"prompt": "{n}+1=", "completion": "{n + 1}"}}\n' for n in range(64))
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    data = f"{{train: {tmp_path / 'rows.jsonl'}, groups_per_epoch: 64}}"
+    command = ["check", "addition_sft", "--set", f"data={data}", "--set", "rewards=[{name: constant}]"]
+    assert "data.train is read as TRL prompt-completion" in flowmill(*command).stdout
+    assert json.loads(flowmill(*command, "--json").stdout)["data"]["columns"]["sample"] == "completion"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import resolve
-from flowmill.models.policies import FAMILY_KINDS, POLICIES
+from flowmill.models.policies import POLICIES
 
 #: Families that are pipelines of diffusers.
-PIPELINES = tuple(sorted(name for name in POLICIES if name not in FAMILY_KINDS))
+PIPELINES = tuple(sorted(name for name in POLICIES if spec_of(name).kind == "diffusion"))
 
 #: Of these the ones whose texts are not padded: their pipelines are given one prompt at a time.
 UNPADDED = frozenset({"flux3", "qwen_image21"})

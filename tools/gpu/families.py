@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.conditioning import Conditioning
-from flowmill.models.policies import IMAGE_CONDITIONED, POLICIES
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from flowmill.models.policies.parts import Part
 from flowmill.models.quickstart.tiny import build_tiny
@@ -103,7 +104,7 @@ def _velocity(policy: DiffusionPolicy, family: str, *given: Any) -> tuple[Any, .
     """Return a guided velocity, and what it was computed from, to be given again."""
     device = policy.settings.device
     if not given:
-        images = [[np.zeros((64, 64, 3), np.uint8)]] if family in IMAGE_CONDITIONED else None
+        images = [[np.zeros((64, 64, 3), np.uint8)]] if spec_of(family).starts_from != "text" else None
         rows = policy.encode(["a photo"], images)
         latents = policy.initial_latents([torch.Generator().manual_seed(0)])
         given = (latents, torch.tensor([0.5]).to(device), Conditioning(rows, rows))

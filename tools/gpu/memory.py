@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import most_images
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.architectures import architecture_of, meta_decoder
 from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser, sample, train
 from flowmill.models.memory.published import pipelines
 from flowmill.models.memory.tracing import Blocks, forget_gradient
-from flowmill.models.policies import POLICIES, most_images
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.clips import ClipPolicy
 from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.device_placement import Placed

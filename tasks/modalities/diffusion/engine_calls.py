@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import spec_of
 from flowmill.configs.schema import RunConfig
 from flowmill.models.engines import make_chain_engine
 from flowmill.models.engines.chains import Call, ChainRequest, PolicyWeights, Sde
 from flowmill.models.maths.kernels import CPS
 from flowmill.models.maths.schedules import Steps
 from flowmill.models.maths.transitions import ODE, FlowSDE, Kernel
-from flowmill.models.policies import IMAGE_CONDITIONED
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.models.policies.nan_checks import noise_levels
 from flowmill.models.weights.merging import merged_state
@@ -36,7 +36,7 @@ def check_engine(combination: Combination) -> None:
     rollout, engine = config.rollout, make_chain_engine(config.rollout.engine)
     if engine is None:
         return
-    images = config.prompts.image is not None or config.model.policy in IMAGE_CONDITIONED
+    images = config.prompts.image is not None or spec_of(config.model.policy).starts_from != "text"
     cannot = {
         "with 'data' nothing is rolled out. Remove rollout.engine": config.data is not None,
         "prompts come with images, which no request carries. Set it to 'local'": images,

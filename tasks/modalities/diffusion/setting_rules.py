@@ -1,144 +1,253 @@
-"""Rules on settings that must fit together: sampler, plan, algorithm, group sizes, advantages.
+"""Refuses settings that do not fit together: sampler, plan, algorithm, group sizes, advantages.
 
-Each refuses, before any work, a combination that would fail later or train nothing.
-A rule reads the requirements and draws of components, never their names.
+Each function yields, before any work, combinations that would fail later or train nothing.
+They read the requirements and draws of components, never their names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-from flowmill.configs.refusals import Rule, never_called, refuse
+from flowmill.configs.model_families import spec_of
+from flowmill.configs.refusals import Refusal, never_called, refuse
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.transitions import Gaussian, Grid
-from flowmill.models.policies import KNOWN_LEVELS, NOISE_RANGE, POLICIES
-from flowmill.tasks.algorithms.checks import UNITS
+from flowmill.models.policies import POLICIES
+from flowmill.tasks.algorithms.base import ForwardTimes
+from flowmill.tasks.algorithms.checks import compared_rows
 from flowmill.tasks.inputs.prompts import uses_guidance
 from flowmill.tasks.modalities.diffusion.engine_calls import check_engine
 from flowmill.tasks.modalities.diffusion.setting_combination import Combination
 
 #: A noise std at or below this counts as no noise, because the log-prob divides by its square.
 _NO_NOISE = 1e-6
-#: Texts of several rules.
-_NO_USE = "{setting} has no use:"
-_FOLLOWS = "{facts.algorithm} with its options follows a gradient that was taken where the samples are, but"
-_AS_FAR = "each pass would go as far again, away from where the gradient holds"
-_PASS_ONCE = "Pass over samples once, or set its target to 'bounded'"
-
-COMBINATION: tuple[Rule[Combination], ...] = (
-    never_called("rollout.tokens.engine", "denoisers draw no tokens"),
-    never_called("advantage.estimator", "{facts.algorithm} reads no rewards", lambda f: not f.requires.advantages),
-    Rule("rollout.sampler", lambda f, _: f.requires.data == "transitions" and not f.kernel.stochastic,
-         "rollout.sampler is '{value.name}', which has no noise",
-         "Set rollout.sampler to 'flow_sde'", where="{facts.algorithm} needs log-probs of stochastic steps, but"),
-    Rule("rollout.steps",
-         lambda f, steps: f.requires.data == "transitions" and not f.trained and
-         ("Set rollout.plan to 'all'" if steps > 1 else "Raise rollout.steps"),
-         "rollout.steps {value} with {facts.plan} trains none",
-         "{found}", where="{facts.algorithm} needs trained steps, but"),
-    Rule("rollout.plan",
-         lambda f, _: f.requires.data == "forward" and not all(f.stores_ends) and
-         ("those of every sample" if any(f.stores_ends) else "them"),
-         "{facts.plan} does not store {found}",
-         "Set rollout.plan to 'final'", where="{facts.algorithm} needs the final latents of a rollout, but"),
-    Rule("rollout.plan", lambda f, _: f.requires.data == "states" and _without_states(f),
-         "{facts.plan} {found[0]}",
-         "Set rollout.plan to {{name: late, options: {{low: {found[1]}, high: {found[2]}}}}}, or lower the algorithm's "
-         "steps",
-         where="{facts.algorithm} continues from stored states for {facts.requires.calls} steps of rollout.steps "
-         "{rollout.steps}, but"),
-    Rule("rollout.plan",
-         lambda f, _: f.requires.finals and any(s.branches or f.config.rollout.steps not in s.states for s in f.draws),
-         "{facts.plan} does not store both",
-         "Set rollout.plan to {{name: all, options: {{keep_final: true}}}}",
-         where="{facts.algorithm} compares the final latents of samples whose steps it trains, but"),
-    Rule("rollout.own_noise", lambda f, own: own and not f.config.rollout.same_noise,
-         "rollout.same_noise is false",
-         "Set that to true, or remove rollout.own_noise",
-         where="{setting} is {value}, which is a distance from the noise that a group shares, but"),
-    Rule("rollout.same_noise", lambda f, same: f.requires.same_noise and not same,
-         "rollout.same_noise is false",
-         "Set it to true",
-         where="{facts.algorithm} compares two samples that differ only by the noise after their common start, but"),
-    Rule("prompts.sources", lambda f, _: _without_teachers(f),
-         "prompts.sources {found[1]}: every prompt needs one",
-         "Give each source a teacher, or one to all with the option 'teacher'",
-         where="{facts.algorithm} has teachers for {found[0]}, but"),
-    Rule("rollout.sampler", lambda f, _: _without_noise(f),
-         "rollout.sampler '{value.name}' has no noise there (std {found[1]:.1e}), and a step without noise has no "
-         "log-prob",
-         "{found[2]}",
-         where="{facts.plan} trains step {found[0]} of rollout.steps {rollout.steps} (counted from 0), but"),
-    Rule("rollout.sampler", lambda f, own: ":" in own.name and not any(steps.stochastic for steps in f.draws),
-         "no step of {facts.plan} has noise, so it would never be called",
-         "Remove it, or choose another plan", where="{setting} is '{value.name}', but"),
-    Rule("rollout.sampler", lambda f, _: f.requires.densities and not _schedule(f).normalized,
-         "rollout.sampler '{value.name}' with log_prob 'squared' leaves their scale out, so the two do not belong to "
-         "one ratio",
-         "Set rollout.sampler.options.log_prob to 'gaussian'",
-         where="{facts.algorithm} with its options compares Gaussian densities, but"),
-    Rule("advantage.kl_coef", lambda f, coefficient: coefficient > 0 and (f.draws[0].branches or not f.trained),
-         "{facts.plan} has none or branches",
-         "Use the algorithm's own kl_coef instead",
-         where="{setting} is {value}, which needs a trained step in every sample's chain, but"),
-    Rule("optimize.algorithm", lambda f, _: f.requires.average and f.config.optimize.ema is None,
-         "optimize.ema is not set",
-         "Set optimize.ema, or kl_reference to 'base' or ema_kl_coef to 0",
-         where="{facts.algorithm} is compared with the moving average of the weights, but"),
-    *UNITS,
-    Rule("rollout.solver", lambda f, solver: solver != "euler" and any(steps.stochastic for steps in f.draws),
-         "{facts.plan} adds noise between them",
-         "Set the solver to 'euler' or the plan to 'final'", where="{setting} {value!r} remembers earlier steps, but"),
-    # With the mean over all prompts one sample per prompt is enough, unless the loss compares samples.
-    Rule("rollout.group_size",
-         lambda f, _: f.group < f.requires.min_group_size and
-         (f.config.advantage.mean != "global" or f.requires.unit != "row"),
-         "{facts.algorithm} compares samples of one prompt with each other, so all advantages would be 0",
-         "Set it to {facts.requires.min_group_size} or more"),
-    Rule("model.policy", lambda f, family: _unknown_levels(f, family),
-         "model.policy {value!r} knows levels from {found[0]} to {found[1]} only",
-         "Set optimize.algorithm.options.times to {{low: {found[2]}, high: {found[3]}}}, or its kind to 'timesteps'",
-         where="{facts.algorithm} noises latents to levels from {facts.requires.times.low} to "
-         "{facts.requires.times.high}, but"),
-    Rule("model.policy", lambda f, family: _without_timesteps(f, family),
-         "model.policy {value!r} was trained on all levels",
-         "Set its kind to 'stratified' or 'logit_normal'",
-         where="{facts.algorithm} draws levels from the timesteps of a training (times.kind 'timesteps'), but"),
-    Rule("rewards", lambda f, rewards: all(reward.weight == 0 for reward in rewards),
-         "all advantages would be 0 and nothing would be trained",
-         "Give one reward a weight, or move those that are only reported to evaluate.judges",
-         where="rewards: every weight is 0, so"),
-    Rule("rollout.unconditional", lambda f, on: on and not uses_guidance(f.config),
-           "there is no guidance by two forwards", "Remove it", where=_NO_USE),
-    Rule("rollout.unconditional", lambda f, on: on and f.config.optimize.guidance_gradient == "both",
-           "optimize.guidance_gradient is 'both'", "Remove it", where=_NO_USE),
-    Rule("rollout.unconditional", lambda f, on: on and f.requires.data != "transitions",
-           "{facts.algorithm} trains no stochastic steps", "Remove it", where=_NO_USE),
-    Rule("rollout.unconditional", lambda f, on: on and f.config.optimize.replay is not None,
-           "optimize.replay trains rows of older policies", "Remove it", where=_NO_USE),
-    Rule("rollout.unconditional", lambda f, on: on and f.config.execution.ahead > 0,
-           "with execution.ahead rollouts are made by an older policy", "Remove it", where=_NO_USE),
-    Rule("optimize.algorithm",
-         lambda f, algorithm: "guided" in algorithm.options and not f.requires.guided and f.config.data is None and
-         not uses_guidance(f.config),
-         "these have none that could be left out: model.guidance_scale is {model.guidance_scale:g}, or an input of the "
-         "model",
-         "Remove the option, or raise model.guidance_scale",
-         where="{facts.algorithm} has the option guided: false, for a loss without the guidance of rollouts, but"),
-    Rule("optimize.inner_epochs", lambda f, count: f.requires.once and count > 1,
-         f"{{setting}} is {{value}}: {_AS_FAR}", _PASS_ONCE, where=_FOLLOWS),
-    Rule("optimize.replay", lambda f, _: f.requires.once,
-         f"optimize.replay trains samples of earlier epochs again: {_AS_FAR}", _PASS_ONCE, where=_FOLLOWS),
-)  # fmt: skip
 
 
 def check_combination(combination: Combination) -> None:
     """Check everything that depends on more than one component."""
-    refuse(COMBINATION, combination)
+    parts = (_uncalled, _plan, _same_noise, _teachers, _sampler, _kl, _rows, _levels, _unconditional, _passes)
+    refuse(combination.config, chain.from_iterable(part(combination) for part in parts))
     check_engine(combination)
+
+
+def _uncalled(facts: Combination) -> Iterator[Refusal]:
+    """Yield components of the user's own that nothing calls."""
+    yield from never_called(facts.config, "rollout.tokens.engine", "denoisers draw no tokens")
+    if not facts.requires.advantages:
+        yield from never_called(facts.config, "advantage.estimator", f"{facts.algorithm} reads no rewards")
+
+
+def _plan(facts: Combination) -> Iterator[Refusal]:
+    """Yield plans that lack the steps or latents that the algorithm trains on."""
+    requires, algorithm, plan, rollout = facts.requires, facts.algorithm, facts.plan, facts.config.rollout
+    if requires.data == "transitions" and not facts.kernel.stochastic:
+        yield Refusal(
+            "rollout.sampler",
+            f"rollout.sampler is '{rollout.sampler.name}', which has no noise",
+            "Set rollout.sampler to 'flow_sde'",
+            f"{algorithm} needs log-probs of stochastic steps, but",
+        )
+    if requires.data == "transitions" and not facts.trained:
+        yield Refusal(
+            "rollout.steps",
+            f"rollout.steps {rollout.steps} with {plan} trains none",
+            "Set rollout.plan to 'all'" if rollout.steps > 1 else "Raise rollout.steps",
+            f"{algorithm} needs trained steps, but",
+        )
+    if requires.data == "forward" and not all(facts.stores_ends):
+        yield Refusal(
+            "rollout.plan",
+            f"{plan} does not store {'those of every sample' if any(facts.stores_ends) else 'them'}",
+            "Set rollout.plan to 'final'",
+            f"{algorithm} needs the final latents of a rollout, but",
+        )
+    if requires.data == "states" and (without := _without_states(facts)):
+        lacks, low, high = without
+        yield Refusal(
+            "rollout.plan",
+            f"{plan} {lacks}",
+            f"Set rollout.plan to {{name: late, options: {{low: {low}, high: {high}}}}}, or lower the algorithm's "
+            "steps",
+            f"{algorithm} continues from stored states for {requires.calls} steps of rollout.steps {rollout.steps}, "
+            "but",
+        )
+    if requires.finals and any(each.branches or rollout.steps not in each.states for each in facts.draws):
+        yield Refusal(
+            "rollout.plan",
+            f"{plan} does not store both",
+            "Set rollout.plan to {name: all, options: {keep_final: true}}",
+            f"{algorithm} compares the final latents of samples whose steps it trains, but",
+        )
+
+
+def _same_noise(facts: Combination) -> Iterator[Refusal]:
+    """Yield samples of a group that do not share their noise."""
+    rollout = facts.config.rollout
+    if rollout.own_noise and not rollout.same_noise:
+        yield Refusal(
+            "rollout.own_noise",
+            "rollout.same_noise is false",
+            "Set that to true, or remove rollout.own_noise",
+            f"rollout.own_noise is {rollout.own_noise}, which is a distance from the noise that a group shares, but",
+        )
+    if facts.requires.same_noise and not rollout.same_noise:
+        yield Refusal(
+            "rollout.same_noise",
+            "rollout.same_noise is false",
+            "Set it to true",
+            f"{facts.algorithm} compares two samples that differ only by the noise after their common start, but",
+        )
+
+
+def _teachers(facts: Combination) -> Iterator[Refusal]:
+    if without_teachers := _without_teachers(facts):
+        taught, sources = without_teachers
+        yield Refusal(
+            "prompts.sources",
+            f"prompts.sources {sources}: every prompt needs one",
+            "Give each source a teacher, or one to all with the option 'teacher'",
+            f"{facts.algorithm} has teachers for {taught}, but",
+        )
+
+
+def _sampler(facts: Combination) -> Iterator[Refusal]:
+    """Yield samplers whose steps have no log-prob, or one of another scale."""
+    sampler, steps = facts.config.rollout.sampler.name, facts.config.rollout.steps
+    if without := _without_noise(facts):
+        step, std, remedy = without
+        yield Refusal(
+            "rollout.sampler",
+            f"rollout.sampler '{sampler}' has no noise there (std {std:.1e}), and a step without noise has no log-prob",
+            remedy,
+            f"{facts.plan} trains step {step} of rollout.steps {steps} (counted from 0), but",
+        )
+    if ":" in sampler and not any(steps.stochastic for steps in facts.draws):
+        yield Refusal(
+            "rollout.sampler",
+            f"no step of {facts.plan} has noise, so it would never be called",
+            "Remove it, or choose another plan",
+            f"rollout.sampler is '{sampler}', but",
+        )
+    if facts.requires.densities and not _schedule(facts).normalized:
+        yield Refusal(
+            "rollout.sampler",
+            f"rollout.sampler '{sampler}' with log_prob 'squared' leaves their scale out, so the two do not belong to "
+            "one ratio",
+            "Set rollout.sampler.options.log_prob to 'gaussian'",
+            f"{facts.algorithm} with its options compares Gaussian densities, but",
+        )
+
+
+def _kl(facts: Combination) -> Iterator[Refusal]:
+    """Yield KLs without the steps or weights that they are measured by."""
+    coefficient = facts.config.advantage.kl_coef
+    if coefficient > 0 and (facts.draws[0].branches or not facts.trained):
+        yield Refusal(
+            "advantage.kl_coef",
+            f"{facts.plan} has none or branches",
+            "Use the algorithm's own kl_coef instead",
+            f"advantage.kl_coef is {coefficient}, which needs a trained step in every sample's chain, but",
+        )
+    if facts.requires.average and facts.config.optimize.ema is None:
+        yield Refusal(
+            "optimize.algorithm",
+            "optimize.ema is not set",
+            "Set optimize.ema, or kl_reference to 'base' or ema_kl_coef to 0",
+            f"{facts.algorithm} is compared with the moving average of the weights, but",
+        )
+
+
+def _rows(facts: Combination) -> Iterator[Refusal]:
+    """Yield sizes, solvers and weights with which rows cannot be compared."""
+    config, requires, solver = facts.config, facts.requires, facts.config.rollout.solver
+    yield from compared_rows(facts)
+    if solver != "euler" and any(steps.stochastic for steps in facts.draws):
+        yield Refusal(
+            "rollout.solver",
+            f"{facts.plan} adds noise between them",
+            "Set the solver to 'euler' or the plan to 'final'",
+            f"rollout.solver {solver!r} remembers earlier steps, but",
+        )
+    # With the mean over all prompts one sample per prompt is enough, unless the loss compares samples.
+    least = requires.min_group_size
+    if facts.group < least and (config.advantage.mean != "global" or requires.unit != "row"):
+        yield Refusal(
+            "rollout.group_size",
+            f"{facts.algorithm} compares samples of one prompt with each other, so all advantages would be 0",
+            f"Set it to {least} or more",
+        )
+    if all(reward.weight == 0 for reward in config.rewards):
+        yield Refusal(
+            "rewards",
+            "all advantages would be 0 and nothing would be trained",
+            "Give one reward a weight, or move those that are only reported to evaluate.judges",
+            "rewards: every weight is 0, so",
+        )
+
+
+def _levels(facts: Combination) -> Iterator[Refusal]:
+    """Yield families that were not trained on the levels that the algorithm draws."""
+    family, times = facts.config.model.policy, facts.requires.times
+    if times is None:
+        return
+    if unknown := _unknown_levels(times, family):
+        least, most, low, high = unknown
+        yield Refusal(
+            "model.policy",
+            f"model.policy '{family}' knows levels from {least} to {most} only",
+            f"Set optimize.algorithm.options.times to {{low: {low}, high: {high}}}, or its kind to 'timesteps'",
+            f"{facts.algorithm} noises latents to levels from {times.low} to {times.high}, but",
+        )
+    if times.kind == "timesteps" and _without_timesteps(family):
+        yield Refusal(
+            "model.policy",
+            f"model.policy '{family}' was trained on all levels",
+            "Set its kind to 'stratified' or 'logit_normal'",
+            f"{facts.algorithm} draws levels from the timesteps of a training (times.kind 'timesteps'), but",
+        )
+
+
+def _unconditional(facts: Combination) -> Iterator[Refusal]:
+    """Yield settings of guidance where there is none."""
+    config, guidance = facts.config, facts.config.model.guidance_scale
+    for without, why in (
+        (not uses_guidance(config), "there is no guidance by two forwards"),
+        (config.optimize.guidance_gradient == "both", "optimize.guidance_gradient is 'both'"),
+        (facts.requires.data != "transitions", f"{facts.algorithm} trains no stochastic steps"),
+        (config.optimize.replay is not None, "optimize.replay trains rows of older policies"),
+        (config.execution.ahead > 0, "with execution.ahead rollouts are made by an older policy"),
+    ):
+        if config.rollout.unconditional and without:
+            yield Refusal("rollout.unconditional", why, "Remove it", "rollout.unconditional has no use:")
+    without = not facts.requires.guided and config.data is None and not uses_guidance(config)
+    if "guided" in config.optimize.algorithm.options and without:
+        yield Refusal(
+            "optimize.algorithm",
+            f"these have none that could be left out: model.guidance_scale is {guidance:g}, or an input of the model",
+            "Remove the option, or raise model.guidance_scale",
+            f"{facts.algorithm} has the option guided: false, for a loss without the guidance of rollouts, but",
+        )
+
+
+def _passes(facts: Combination) -> Iterator[Refusal]:
+    """Yield further passes of an algorithm whose gradient holds for one."""
+    count, replay = facts.config.optimize.inner_epochs, facts.config.optimize.replay
+    for setting, repeated, cause in (
+        ("optimize.inner_epochs", count > 1, f"optimize.inner_epochs is {count}"),
+        ("optimize.replay", replay is not None, "optimize.replay trains samples of earlier epochs again"),
+    ):
+        if facts.requires.once and repeated:
+            yield Refusal(
+                setting,
+                f"{cause}: each pass would go as far again, away from where the gradient holds",
+                "Pass over samples once, or set its target to 'bounded'",
+                f"{facts.algorithm} with its options follows a gradient that was taken where the samples are, but",
+            )
 
 
 def _without_states(combination: Combination) -> tuple[str, int, int] | None:
@@ -177,19 +286,18 @@ def _without_noise(combination: Combination) -> tuple[int, float, str] | None:
     return quiet[0], float(stds[quiet[0]]), remedy
 
 
-def _unknown_levels(combination: Combination, family: str) -> tuple[float, float, float, float] | None:
+def _unknown_levels(times: ForwardTimes, family: str) -> tuple[float, float, float, float] | None:
     """Return the levels a family knows and those of the algorithm that it knows, if some are unknown."""
-    times = combination.requires.times
-    if times is None or not times.bounded or family not in KNOWN_LEVELS:
+    if not times.bounded or (levels := spec_of(family).known_levels) is None:
         return None
-    high, low = KNOWN_LEVELS[family]
+    high, low = levels
     covered = times.low >= low and times.high <= high
     return None if covered else (low, high, max(times.low, low), min(times.high, high))
 
 
-def _without_timesteps(combination: Combination, family: str) -> bool:
-    """Return whether levels are drawn from timesteps of a training that the family does not have."""
-    if combination.requires.times is None or combination.requires.times.kind != "timesteps" or family in KNOWN_LEVELS:
+def _without_timesteps(family: str) -> bool:
+    """Return whether a family was not trained on timesteps."""
+    if spec_of(family).known_levels is not None:
         return False
     return family in POLICIES or not hasattr(resolve(POLICIES, family, label="model.policy"), "trained_levels")
 
@@ -205,10 +313,10 @@ def _schedule(combination: Combination) -> Gaussian:
 def _ends(config: RunConfig) -> tuple[float, float]:
     """Return the first and last noise level of the family, 1 and 0 by default, or of the model folder's schedule."""
     model, folder = config.model, None if config.model.path is None else Path(config.model.path).expanduser()
-    if model.policy not in NOISE_RANGE:
+    if (ends := spec_of(model.policy).noise_range) is None:
         return 1.0, 0.0
     if folder is None or not (folder / "model_index.json").is_file():
-        return NOISE_RANGE[model.policy]
+        return ends
     family = resolve(POLICIES, model.policy, label="model.policy")
     high, low = family.noise_range(folder, config.rollout.steps)
     return high, low

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.execution import ExecutionSection
-from flowmill.configs.refusals import Rule, never_called, refuse
+from flowmill.configs.refusals import Refusal, never_called, refuse, set_settings
 from flowmill.configs.registry import resolve
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
@@ -20,9 +20,9 @@ from flowmill.models.policies import POLICIES
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
 from flowmill.models.rewards.base import Needs
-from flowmill.tasks.advantages.estimators import Estimator, make_estimator
+from flowmill.tasks.advantages.estimators import make_estimator
 from flowmill.tasks.algorithms.base import Requirements
-from flowmill.tasks.algorithms.checks import UNITS, Trained, check_advantage, check_replay
+from flowmill.tasks.algorithms.checks import Trained, check_advantage, check_replay, compared_rows
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
 from flowmill.tasks.inputs.prompts import uses_guidance
@@ -36,104 +36,134 @@ from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.turns import last_turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Texts(Trained):
-    """A config of samples of tokens."""
+def _settings_of_images(facts: Trained) -> Iterator[Refusal]:
+    """Yield settings of denoisers, and groups that are too small."""
+    config, algorithm = facts.config, facts.algorithm
+    yield from never_called(
+        config,
+        "rollout.sampler rollout.plan rollout.solver rollout.engine evaluate.solver",
+        "texts are drawn token by token, without it",
+    )
+    if config.execution.sampling == "spread" or config.execution.context_parallel > 1:
+        where = "execution.context_parallel and execution.sampling 'spread'"
+        yield Refusal("execution.sampling", "split denoisers", "Remove them", where)
+    if config.advantage.kl_coef > 0:
+        where = "advantage.kl_coef is for KLs that rollouts store,"
+        yield Refusal("advantage.kl_coef", "which texts' do not", "Use the algorithm's kl_coef", where)
+    if facts.group < (least := facts.requires.min_group_size):
+        yield Refusal("rollout.group_size", f"{algorithm} compares {least} completions or more", "Raise it")
 
-    @property
-    def estimator(self) -> Estimator:
-        """The estimator of advantages."""
-        return make_estimator(self.config)
+
+def _estimator(facts: Trained) -> Iterator[Refusal]:
+    """Yield estimators of advantages that do not fit the algorithm."""
+    section, requires, algorithm = facts.config.advantage.estimator, facts.requires, facts.algorithm
+    estimator = make_estimator(facts.config)
+    for refused, why, remedy in (
+        (
+            requires.critic and not estimator.needs_values,
+            "trains a critic, and only 'gae' reads one's values",
+            "Set advantage.estimator to 'gae'",
+        ),
+        (
+            estimator.needs_values and not requires.critic,
+            "trains no critic, and only 'gae' reads one's values",
+            "Set advantage.estimator to 'group', or choose the algorithm 'ppo'",
+        ),
+        (
+            requires.per_token and not estimator.per_token,
+            "takes advantages of tokens",
+            "Remove it to use the algorithm's own",
+        ),
+        (
+            estimator.per_token and requires.normalization,
+            "is defined with advantages of samples",
+            "Set advantage.estimator to 'group', or choose 'grpo', which takes any",
+        ),
+        (
+            estimator.per_token and requires.unit != "row",
+            "compares whole samples",
+            "Set advantage.estimator to 'group'",
+        ),
+    ):
+        if refused:
+            where = f"advantage.estimator is '{section.name}', but"
+            yield Refusal("advantage.estimator", f"{algorithm} {why}", remedy, where)
+    in_loss, in_reward = facts.config.optimize.algorithm.options.get("kl_coef", 0.0), getattr(estimator, "kl_coef", 0.0)
+    if in_loss and in_reward:
+        yield Refusal(
+            "optimize.algorithm",
+            f"{algorithm} has {in_loss}: the KL would count twice, in the reward and in the loss",
+            "Set one of them to 0",
+            f"advantage.estimator '{section.name}' has kl_coef {in_reward} and",
+        )
 
 
-#: Texts of several rules.
-_ESTIMATOR = "{setting} is '{value.name}', but"
-_HEAD = "with critic.backbone 'policy' the critic is a head on the policy's hidden states"
+def _engine(config: RunConfig) -> Iterator[Refusal]:
+    """Yield settings of the engine that draws texts that would change or bias other rollouts."""
+    section, dtype = tokens_of(config), config.model.dtype
+    if make_engine(section.engine).reloads and _processes_apart(config.execution):
+        yield Refusal(
+            "rollout.tokens.engine",
+            "rollouts are made by several independent processes, and one would change the weights that another draws "
+            "with",
+            "Set execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'",
+            "rollout.tokens.engine brings weights to a server (option 'folder'), but",
+        )
+    if not section.rescore and section.engine.name != LOCAL:
+        yield Refusal(
+            "rollout.tokens.rescore",
+            f"rollout.tokens.engine '{section.engine.name}' draws with kernels of its own, from which ratios would be "
+            "biased",
+            "Remove rollout.tokens.rescore",
+            "rollout.tokens.rescore is false, but",
+        )
+    if not section.rescore and dtype != "float32":
+        yield Refusal(
+            "rollout.tokens.rescore",
+            f"with model.dtype '{dtype}' log-probs with a KV cache differ from those of training by up to 1e-2",
+            "Remove rollout.tokens.rescore, or set model.dtype to 'float32'",
+            "rollout.tokens.rescore is false, but",
+        )
 
-TOKENS: tuple[Rule[Texts], ...] = (
-    never_called("rollout.sampler rollout.plan rollout.solver rollout.engine evaluate.solver",
-                 "texts are drawn token by token, without it"),
-    Rule("execution.sampling", lambda f, sampling: sampling == "spread" or f.config.execution.context_parallel > 1,
-         "split denoisers",
-         "Remove them", where="execution.context_parallel and execution.sampling 'spread'"),
-    Rule("advantage.kl_coef", lambda f, coefficient: coefficient > 0,
-           "which texts' do not",
-           "Use the algorithm's kl_coef", where="{setting} is for KLs that rollouts store,"),
-    Rule("rollout.group_size", lambda f, _: f.group < f.requires.min_group_size,
-         "{facts.algorithm} compares {facts.requires.min_group_size} completions or more",
-         "Raise it"),
-    Rule("advantage.estimator", lambda f, _: f.requires.critic and not f.estimator.needs_values,
-         "{facts.algorithm} trains a critic, and only 'gae' reads one's values",
-         "Set advantage.estimator to 'gae'", where=_ESTIMATOR),
-    Rule("advantage.estimator", lambda f, _: f.estimator.needs_values and not f.requires.critic,
-         "{facts.algorithm} trains no critic, and only 'gae' reads one's values",
-         "Set advantage.estimator to 'group', or choose the algorithm 'ppo'", where=_ESTIMATOR),
-    Rule("advantage.estimator", lambda f, _: f.requires.per_token and not f.estimator.per_token,
-         "{facts.algorithm} takes advantages of tokens",
-         "Remove it to use the algorithm's own", where=_ESTIMATOR),
-    Rule("advantage.estimator", lambda f, _: f.estimator.per_token and f.requires.normalization,
-         "{facts.algorithm} is defined with advantages of samples",
-         "Set advantage.estimator to 'group', or choose 'grpo', which takes any", where=_ESTIMATOR),
-    Rule("advantage.estimator", lambda f, _: f.estimator.per_token and f.requires.unit != "row",
-         "{facts.algorithm} compares whole samples",
-         "Set advantage.estimator to 'group'", where=_ESTIMATOR),
-    Rule("optimize.algorithm",
-         lambda f, algorithm: algorithm.options.get("kl_coef", 0.0) and getattr(f.estimator, "kl_coef", 0.0),
-         "{facts.algorithm} has {value.options[kl_coef]}: the KL would count twice, in the reward and in the loss",
-         "Set one of them to 0",
-         where="advantage.estimator '{advantage.estimator.name}' has kl_coef {found} and"),
-    Rule("rollout.tokens.engine",
-         lambda f, engine: make_engine(engine).reloads and _processes_apart(f.config.execution),
-         "rollouts are made by several independent processes, and one would change the weights that another draws "
-         "with",
-         "Set execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'",
-         where="{setting} brings weights to a server (option 'folder'), but"),
-    Rule("rollout.tokens.rescore", lambda f, on: not on and tokens_of(f.config).engine.name != LOCAL,
-           "rollout.tokens.engine '{rollout.tokens.engine.name}' draws with kernels of its own, from which ratios "
-           "would be biased",
-           "Remove rollout.tokens.rescore", where="{setting} is false, but"),
-    Rule("rollout.tokens.rescore", lambda f, on: not on and f.config.model.dtype != "float32",
-           "with model.dtype '{model.dtype}' log-probs with a KV cache differ from those of training by up to 1e-2",
-           "Remove rollout.tokens.rescore, or set model.dtype to 'float32'", where="{setting} is false, but"),
-)  # fmt: skip
 
-CRITIC: tuple[Rule[Texts], ...] = (
-    Rule("critic.log_probs", lambda f, on: on and f.config.critic.backbone == "policy",
-           f"{_HEAD}, and reads no tokens",
-           "Set critic.backbone to 'own', or remove critic.log_probs", where="{setting} is true, but"),
-    Rule("critic.path critic.device", lambda f, _: f.config.critic.backbone == "policy",
-         f"{_HEAD}, where those are",
-         "Set critic.backbone to 'own', or remove it"),
-    Rule("critic.device", lambda f, _: f.config.execution.ranks > 1,
-         "execution has {execution.ranks} processes, each with its own device",
-         "Remove it, or set execution.processes to 1"),
-    Rule("advantage",
-         lambda f, own: [(at, value, getattr(own, at)) for at, value in f.requires.normalization
-                         if getattr(own, at) != value],
-         "{facts.algorithm} is defined with '{found[0][1]}'",
-         "Set advantage.{found[0][0]} to '{found[0][1]}', or choose 'grpo', which takes any",
-         where="advantage.{found[0][0]} is '{found[0][2]}', but"),
-)  # fmt: skip
+def _critic(facts: Trained) -> Iterator[Refusal]:
+    """Yield settings of the critic that do not go together, and advantages other than the algorithm's own."""
+    config, critic, ranks = facts.config, facts.config.critic, facts.config.execution.ranks
+    head = "with critic.backbone 'policy' the critic is a head on the policy's hidden states"
+    if critic.backbone == "policy" and critic.log_probs:
+        remedy = "Set critic.backbone to 'own', or remove critic.log_probs"
+        yield Refusal("critic.log_probs", f"{head}, and reads no tokens", remedy, "critic.log_probs is true, but")
+    for setting, _ in set_settings(config, "critic.path critic.device") if critic.backbone == "policy" else ():
+        yield Refusal(setting, f"{head}, where those are", "Set critic.backbone to 'own', or remove it")
+    if critic.device is not None and ranks > 1:
+        why = f"execution has {ranks} processes, each with its own device"
+        yield Refusal("critic.device", why, "Remove it, or set execution.processes to 1")
+    for name, value in facts.requires.normalization:
+        if (own := getattr(config.advantage, name)) != value:
+            yield Refusal(
+                f"advantage.{name}",
+                f"{facts.algorithm} is defined with '{value}'",
+                f"Set advantage.{name} to '{value}', or choose 'grpo', which takes any",
+                f"advantage.{name} is '{own}', but",
+            )
 
-ROWS: tuple[Rule[Texts], ...] = (
-    *UNITS,
-    Rule("optimize.replay.steps", lambda *_: True,
-         "a text is one row of training, without steps",
-         "Remove {setting}"),
-)  # fmt: skip
+
+def _steps(config: RunConfig) -> Iterator[Refusal]:
+    for setting, _ in set_settings(config, "optimize.replay.steps"):
+        yield Refusal(setting, "a text is one row of training, without steps", f"Remove {setting}")
 
 
 def check_tokens(config: RunConfig, requires: Requirements) -> None:
     """Check the settings of samples of tokens."""
-    facts = Texts(config=config, requires=requires)
-    refuse(TOKENS, facts)
+    facts = Trained(config=config, requires=requires)
+    refuse(config, chain(_settings_of_images(facts), _estimator(facts), _engine(config)))
     _check_base(config)
     _check_prompts(config)
-    refuse(CRITIC, facts)
+    refuse(config, _critic(facts))
     if config.critic.path is not None:
         _check_critic(config, config.critic.path)
     check_advantage(config)
-    refuse(ROWS, facts)
+    refuse(config, chain(compared_rows(facts), _steps(config)))
     check_replay(config, requires, None)
 
 

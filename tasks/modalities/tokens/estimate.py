@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flowmill.configs.model_families import most_images
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
@@ -20,7 +21,7 @@ from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.architectures import parameters
 from flowmill.models.memory.language_architectures import language_config, meta_critic, meta_language_model
 from flowmill.models.memory.language_models import LanguageModelMemory
-from flowmill.models.policies import POLICIES, most_images
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import block_lists

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.language_architectures import language_config
 from flowmill.tasks.algorithms.base import Requirements
-from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.tokens.checks import check_tokens
 
-_LACKS = "model.policy '{model.policy}', a model that draws images token by token, does not have"
-_OTHER = "Remove it, or choose another"
 
-IMAGE_TOKENS: tuple[Rule[Trained], ...] = (
-    Rule("optimize.algorithm", lambda f, _: f.requires.critic,
-         _LACKS, _OTHER, where="{setting} is '{value.name}', which trains a critic, which"),
-    Rule("rollout.media.format", lambda f, _: not f.config.rollout.media.decodes,
-         _LACKS, _OTHER, where="{setting} is 'none': samples without images, which"),
-)  # fmt: skip
+def _refusals(config: RunConfig, requires: Requirements) -> Iterator[Refusal]:
+    lacks = f"model.policy '{config.model.policy}', a model that draws images token by token, does not have"
+    if requires.critic:
+        yield Refusal(
+            "optimize.algorithm",
+            lacks,
+            "Remove it, or choose another",
+            f"optimize.algorithm is '{config.optimize.algorithm.name}', which trains a critic, which",
+        )
+    if not config.rollout.media.decodes:
+        yield Refusal(
+            "rollout.media.format",
+            lacks,
+            "Remove it, or choose another",
+            "rollout.media.format is 'none': samples without images, which",
+        )
 
 
 def check_image_tokens(config: RunConfig, requires: Requirements) -> None:
     """Check the settings of images from tokens, and that settings of other kinds are not used."""
-    refuse(IMAGE_TOKENS, Trained(config=config, requires=requires))
+    refuse(config, _refusals(config, requires))
     check_tokens(config, requires)
     architecture = None if config.model.path is None else language_config(config.model.path)
     if architecture is not None:

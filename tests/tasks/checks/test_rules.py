@@ -1,11 +1,15 @@
-"""The lists of rules on combinations of settings: each rule names settings that exist, and refuses a config here.
+"""Refusals of combinations of settings: each names a setting that exists, and a config here reaches it.
 
-To add a rule, add a line to ``CASES``: settings of a preset that only this rule refuses, separated by semicolons.
+To add a refusal, add a line to ``CASES``: settings of a preset that only it refuses, separated by semicolons.
 """
 
 from __future__ import annotations
 
+import ast
+import sys
+from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,23 +17,20 @@ from pydantic import BaseModel
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
-from flowmill.configs.refusals import Rule, refuse
+from flowmill.configs.refusals import Refusal
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.algorithms.base import Requirements
-from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.check_data import DATA
+from flowmill.tasks.checks.check_data import check_data
 from tests.conftest import ROOT
 from tests.support import rooms
 
-LISTS: dict[str, tuple[Rule[Any], ...]] = {
-    f"{name}.{constant}": value
+#: Modules that yield refusals.
+MODULES = {
+    name: path
     for name, path in rooms.modules().items()
-    if name.startswith("tasks.") and "tuple[Rule[" in path.read_text()
-    for constant, value in vars(import_module(f"flowmill.{name}")).items()
-    if isinstance(value, tuple) and value and isinstance(value[0], Rule)
+    if name.startswith("tasks.") and "yield Refusal(" in path.read_text()
 }
-RULES = {id(rule): rule for rules in LISTS.values() for rule in rules}
 CASES = {
     "addition_sft": """
         optimize.algorithm={name: grpo}
@@ -162,39 +163,69 @@ GIVEN: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def refused_by(error: ConfigError) -> Rule[Any] | None:
-    """Return the rule that refused: the last frame of its error is the runner's."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    found = None if trace is None else trace.tb_frame.f_locals.get("rule")
-    return found if isinstance(found, Rule) else None
+@dataclass
+class Recorder:
+    """Stands for ``Refusal`` in all modules, and notes where each refusal was yielded."""
+
+    places: set[tuple[str, int]] = field(default_factory=set)
+    settings: set[str] = field(default_factory=set)
+
+    def __call__(self, *refusal: str) -> Refusal:
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "never_called":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        self.places.add((frame.f_globals["__name__"], frame.f_lineno))
+        self.settings.add(refusal[0])
+        return Refusal(*refusal)
 
 
-def test_each_rule_refuses_a_config() -> None:
-    refused: dict[int, str] = {}
+def places_of(module: str, path: Path) -> set[tuple[str, int]]:
+    """Return the lines of a module that yield refusals."""
+    return {
+        (f"flowmill.{module}", node.lineno)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Yield | ast.YieldFrom)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id in ("Refusal", "never_called")
+    }
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    for name in ("configs.refusals", *MODULES):
+        monkeypatch.setattr(import_module(f"flowmill.{name}"), "Refusal", recorder)
+    return recorder
+
+
+def test_each_refusal_is_reached_by_a_config_and_names_a_setting(recorder: Recorder) -> None:
+    messages = []
     for preset, lines in CASES.items():
         for line in lines.strip().splitlines():
             config = load_config(ROOT / "configs" / f"{preset}.yaml", line.strip().split("; "))
             with pytest.raises(ConfigError) as error:
                 check_config(config, rewards=False)
-            refused[id(refused_by(error.value))] = str(error.value)
+            messages.append(str(error.value))
     for needs, override in GIVEN:
         config = load_config(ROOT / "configs" / "digits_given_dpo.yaml", [override])
         with pytest.raises(ConfigError) as error:
-            refuse(DATA, Trained(config=config, requires=Requirements(data="forward", **needs)))
-        refused[id(refused_by(error.value))] = str(error.value)
-    assert len(RULES) > 80
-    assert [RULES[each].setting + ": " + RULES[each].why for each in RULES.keys() - refused.keys()] == []
-    assert [text for text in refused.values() if not text.endswith(".") or "facts." in text] == []
+            check_data(config, Requirements(data="forward", **needs))
+        messages.append(str(error.value))
+    places = {place for name, path in MODULES.items() for place in places_of(name, path)}
+    assert len(places) > 60
+    assert sorted(places - recorder.places) == []
+    assert len(set(messages)) > 80
+    assert [text for text in messages if not text.endswith(".")] == []
+    for setting in recorder.settings:
+        assert_setting_exists(setting)
 
 
-def test_each_setting_of_a_rule_exists() -> None:
-    for rule in RULES.values():
-        for setting in rule.setting.split():
-            section: Any = RunConfig
-            for name in setting.split("."):
-                assert name in getattr(section, "model_fields", ()), setting
-                annotation = section.model_fields[name].annotation
-                sections = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
-                section = next((each for each in sections if issubclass(each, BaseModel)), None)
+def assert_setting_exists(setting: str) -> None:
+    section: Any = RunConfig
+    for name in setting.split("."):
+        assert name in getattr(section, "model_fields", ()), setting
+        annotation = section.model_fields[name].annotation
+        sections = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+        section = next((each for each in sections if issubclass(each, BaseModel)), None)

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import families, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
@@ -24,15 +25,7 @@ from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.sampling import Sampler, ode_plan, sample
 from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE
-from flowmill.models.policies import (
-    EMBEDDED_GUIDANCE,
-    IMAGE_CONDITIONED,
-    NOISE_RANGE,
-    NOT_ENCODED,
-    POLICIES,
-    REFERENCES,
-    VIDEO,
-)
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.attention import BACKENDS, attention_identity
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from flowmill.models.policies.parts import Part
@@ -74,14 +67,14 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     *[("encode", "sd3", [], change) for change in ("model.options.max_sequence_length=32", "model.dtype=bfloat16")],
     *[
         ("encode", family, [], change)
-        for family in sorted(IMAGE_CONDITIONED)
+        for family in families(lambda spec: spec.starts_from != "text")
         for change in ("model.height=96", "model.width=96")
     ],
     *[("encode", family, [], "model.frames=9") for family in ("wan21_i2v", "wan22_i2v", "wan21_v2v")],
     ("encode", "qwen_image_edit", [], "model.options.condition_area=9216"),
     *[
         ("encode", family, [], f"model.options.{change}")
-        for family in sorted(REFERENCES)
+        for family in families(lambda spec: spec.references is not None)
         for change in ("references=3", "reference_area=9216")
     ],
     ("preprocess", "sd3", [], "model.guidance_scale=1"),
@@ -101,12 +94,12 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     *[
         (stage, family, [], f"model.guidance_scale={scale}")
         for stage in ("rollout", "evaluate")
-        for family in sorted(EMBEDDED_GUIDANCE)
+        for family in families(lambda spec: spec.guidance == "input")
         for scale in (0, 0.5, 1)
     ],
     *[(stage, "sd3", [GUIDED], "model.negative_prompt=blurry") for stage in ("rollout", "evaluate")],
     ("evaluate", "sd3", [], "evaluate.steps=9"),
-    *[("rollout", family, [], "model.frames=17") for family in sorted(VIDEO)],
+    *[("rollout", family, [], "model.frames=17") for family in families(lambda spec: spec.clips)],
     ("score", "sd3", [], "rewards.0.options={scale: 1}"),
     ("advantage", "sd3", [], "rewards.0.weight=2"),
     ("advantage", "sd3", ["advantage.std=global"], "advantage.mean=global"),
@@ -135,8 +128,8 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
     ("optimize", "sd3", ["optimize.replay={epochs: 1}"], "optimize.replay.share=1"),
     *[
         ("encode", family, [], f"model.options.{option}=2")
-        for family in sorted(VIDEO)
-        for option in sorted(NOT_ENCODED.get(family, ()))
+        for family in families(lambda spec: spec.clips)
+        for option in sorted(spec_of(family).not_encoded)
     ],
     *[("encode", family, [], "model.frames=9") for family in ("wan21", "wan22")],
     *[("encode", "flux1", [], change) for change in ("model.guidance_scale=0.5", "rollout.steps=9")],
@@ -222,7 +215,7 @@ def test_what_leaves_results_as_they_are_is_not(root: Path, row: tuple[str, str,
 
 
 def test_guidances_that_are_inputs_have_a_fingerprint_each(tmp_path: Path) -> None:
-    for family in EMBEDDED_GUIDANCE:
+    for family in families(lambda spec: spec.guidance == "input"):
         scales = [f"model.guidance_scale={scale}" for scale in (0, 0.5, 1, 1.5)]
         assert len({identity(tmp_path, "rollout", family, scale) for scale in scales}) == 4
 
@@ -309,7 +302,7 @@ def test_exact_backends_differ_by_rounding_and_the_default_is_native(folders: Ca
 
 def encoded(policy: DiffusionPolicy, family: str) -> dict[str, np.ndarray]:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    rows = policy.encode(["a red cube"], [[pixels]] if family in IMAGE_CONDITIONED else None)
+    rows = policy.encode(["a red cube"], [[pixels]] if spec_of(family).starts_from != "text" else None)
     return {name: value.float().numpy() for name, value in rows.items()}
 
 
@@ -340,7 +333,7 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_embeddings_depend_on_what_their_fingerprint_holds(
     folders: Callable[[str], Path], family: str, settings: dict[str, Any], same: bool
 ) -> None:
-    frames = {"frames": 5} if family in VIDEO else {}
+    frames = {"frames": 5} if spec_of(family).clips else {}
     one = encoded(load(folders(family), family, **frames), family)
     other = encoded(load(folders(family), family, **{**frames, **settings}), family)
     assert equal(one, other) == same
@@ -358,13 +351,14 @@ def test_guidance_up_to_one_is_off(make_config: Make, tmp_path: Path) -> None:
 
 
 def test_options_left_out_of_embeddings_are_options_of_their_family() -> None:
-    for family, names in NOT_ENCODED.items():
+    for family in families(lambda spec: spec.not_encoded):
         options = resolve(POLICIES, family, label="policy").options_type
-        assert names <= {field.name for field in dataclasses.fields(options)}
+        assert spec_of(family).not_encoded <= {field.name for field in dataclasses.fields(options)}
 
 
 def test_noise_ranges_are_those_of_the_family(folders: Callable[[str], Path]) -> None:
-    for family, (first, last) in NOISE_RANGE.items():
+    for family in families(lambda spec: spec.noise_range):
+        first, last = spec_of(family).noise_range or (1, 0)
         sigmas = load(folders(family), family).sigmas(50).tolist()
         assert sigmas[0] == pytest.approx(first, abs=2e-3)
         assert sigmas[-1] == pytest.approx(last, abs=1e-4)
@@ -376,4 +370,4 @@ def test_training_on_ends_has_another_name_where_chains_end_above_level_0(algori
     for family in ("sd15", "sdxl", "sd3", "cogvideox"):
         config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"optimize.algorithm={{name: {algorithm}}}"])
         options = DiffusionSpec().training_options(config)
-        assert options.get("ends") == ("clean" if ends and family in NOISE_RANGE else None)
+        assert options.get("ends") == ("clean" if ends and spec_of(family).noise_range else None)

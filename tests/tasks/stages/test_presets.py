@@ -14,9 +14,10 @@ from diffusers import DiffusionPipeline, ModularPipeline
 from PIL import Image
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import families, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.models.library_loading import quiet_libraries
-from flowmill.models.policies import IMAGE_CONDITIONED, POLICIES, REFERENCES
+from flowmill.models.policies import POLICIES
 from flowmill.models.policies.parts import Part
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
@@ -95,7 +96,7 @@ def test_a_whole_run(finished: RunContext) -> None:
 def test_a_store_gives_back_what_prompts_start_from(finished: RunContext) -> None:
     started = [prompt for prompt in finished.source_prompts["train"] if prompt.images]
     assert bool(started) == finished.holds_references == (finished.config.prompts.image is not None)
-    if finished.config.model.policy in REFERENCES and started:
+    if spec_of(finished.config.model.policy).references is not None and started:
         usage = json.loads(
             (exported_folder(finished.store, finished.chain.target(Node(1, "export"))) / "generation.json").read_text()
         )
@@ -157,7 +158,7 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
 
     def run() -> np.ndarray:
         # The pipelines take one image for all prompts, decode one clip at once, or pad texts to the longest.
-        alone = model.policy in {*IMAGE_CONDITIONED, *UNPADDED, "hunyuan_video15"}
+        alone = model.policy in {*families(lambda spec: spec.starts_from != "text"), *UNPADDED, "hunyuan_video15"}
         size = 1 if alone or samples[0]["images"] else len(samples)
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         made = [draw(pipe, found["call"], usage, batch) for batch in batches]
