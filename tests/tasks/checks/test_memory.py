@@ -27,7 +27,6 @@ from flowmill.models.policies.diffusion import DiffusionSettings, TrainableDenoi
 from flowmill.models.policies.parts import Part
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.models.rewards.sizes import Takes, transformer_takes
-from flowmill.models.weights.lora import LoraSpec, lora_parameters
 from flowmill.tasks.checks.memory import estimate_memory, memory_advice
 from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.prompts import uses_guidance
@@ -121,14 +120,6 @@ def estimate(preset: str, *overrides: str, row: Batches | None = None) -> Memory
         return memory_of(load_config(ROOT / "configs" / f"{preset}.yaml", overrides))
 
 
-@pytest.mark.campaign
-def test_how_the_work_is_carried_out_changes_nothing_of_a_row() -> None:
-    one = estimate("sd35_medium", "execution.micro_batch_size=4")
-    more = estimate("sd35_medium", "execution.processes=8", "execution.strategy=fsdp", "execution.micro_batch_size=4")
-    for name in ("rollout_activations", "decode_activations", "optimize_activations"):
-        assert more.details[name] == one.details[name] > 0
-
-
 def test_weights_that_are_cast_for_a_forward_count_once_for_all_rows() -> None:
     config = load_config(ROOT / "configs" / "sd35_medium.yaml", ["model.lora=null"])
     traced = traces(config)
@@ -201,11 +192,6 @@ def test_a_local_folder_has_the_tokens_of_its_family(
     architecture = architecture_of(str(tmp_path))
     assert architecture is not None
     assert (architecture.text_tokens, architecture.image_tokens) == (text_tokens, image_tokens)
-
-
-def test_adapters_are_counted() -> None:
-    module = torch.nn.ModuleDict({"to_q": torch.nn.Linear(6, 10), "other": torch.nn.Linear(6, 10)})
-    assert lora_parameters(module, LoraSpec(rank=4, alpha=4, targets=("to_q",))) == 4 * (6 + 10)
 
 
 def test_quantized_weights_are_counted() -> None:
