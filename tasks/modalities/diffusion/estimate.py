@@ -34,20 +34,15 @@ from flowmill.tasks.modalities.memory import (
 
 #: The option for the length of texts; families without it use CLIP's length.
 _LENGTH, _CLIP = "max_sequence_length", 77
+_NOTE = "memory: activations of the gradient of reward '{}' are not counted; leave room for them."
 _PHASES = ("encode", "rollout", "decode", "gradient", "optimize")
 
 
 def denoiser_memory(
     config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
 ) -> Memory | None:
-    """Return the memory of a rank; None if the architecture is unknown (a model to build, or not published here).
-
-    Args:
-        config: the config.
-        requires: its algorithm's needs.
-        optimizer: sizes of its optimizer's state.
-        reference: velocities of the base model are needed.
-    """
+    """Return the memory of a rank; None if the architecture is unknown (a model to build, or not published here). See
+    ``Modality.memory`` for the arguments."""
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
         return None
@@ -71,12 +66,11 @@ def denoiser_memory(
     training, retained = trained.training(execution.micro_batch_size)
     gradients = _gradients(config, requires, sampled, decoder=decoder, retained=retained)
     encodes = Part.VAE in family.parts_to_encode(model.options)
+    # Encoding a prompt's images, one at a time, takes at most the memory of decoding one.
+    images = max(each.decoding(1) for each in (sampled, larger)) if encodes else 0
     parts = {
         "text": text + encodes * decoder,
-        # Encoding a prompt's images, one at a time, takes at most the memory of decoding one.
-        "encode_activations": _encoding(config, architecture, number)
-        + reading
-        + (max(each.decoding(1) for each in (sampled, larger)) if encodes else 0),
+        "encode_activations": _encoding(config, architecture, number) + reading + images,
         "sampling_weights": role.spread if execution.sampling == "spread" else role.whole,
         "decoder": decoder,
         "rollout_activations": max(each.sampling(execution.rollout_batch_size) for each in (sampled, larger)),
@@ -99,10 +93,7 @@ def denoiser_memory(
         between=parts["sampling_weights"] + decoder,
         host=host_memory([role], read=read, **{"autoencoder at rest": decoder, "batches read ahead, pinned": ahead}),
         details={**parts, "asked": gradients},
-        notes=tuple(
-            f"memory: activations of the gradient of reward '{label}' are not counted; leave room for them."
-            for label in (gradients or {}).get("unknown", ())
-        ),
+        notes=tuple(map(_NOTE.format, (gradients or {}).get("unknown", ()))),
     )
 
 
