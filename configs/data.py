@@ -15,6 +15,15 @@ ROLES = ("prompt", "prompt_image", "sample", "messages", "chosen", "rejected", "
 _PLACES, _HOW = {"first": "chosen", "second": "rejected"}, ("preferred", "rank")
 
 
+class PriorSection(Section):
+    """Samples of what a subject is one of, on which the policy stays as it is (DreamBooth, arXiv 2208.12242)."""
+
+    train: str
+    """Their rows, named as those of `data.train`; an epoch has as many of them as of those, at most all."""
+    weight: float = Field(1.0, gt=0)
+    """Factor of their loss."""
+
+
 class DataSection(Section):
     """Given samples: pairs of prompt and image, clip or text, preferred and refused samples, or rated ones.
 
@@ -26,6 +35,8 @@ class DataSection(Section):
     """The setting that names the rows, for messages."""
     trained: ClassVar[bool] = True
     """Whether a policy is trained on the rows; on judgments a reward is fitted."""
+    repeated: ClassVar[bool] = True
+    """Whether rows count several times if ``repeats`` says so."""
 
     train: str
     """The rows: files (.jsonl, .json, .parquet, .csv and .tsv with a header, WebDataset .tar, also with .gz), several
@@ -68,6 +79,22 @@ class DataSection(Section):
     buckets: Annotated[tuple[tuple[int, int], ...], Later()] = ()
     """Sizes of training images, each [height, width]: a row gets the one with the nearest aspect ratio. All images get
     model.height and model.width when empty."""
+    crop: Annotated[Literal["center", "random"], Later()] = "center"
+    """'random': a sample of another shape is encoded in `windows` places along its longer side; an epoch draws one."""
+    windows: Annotated[int, Later()] = Field(4, ge=2, le=64)
+    """Places of random crops, drawn for each row."""
+    flip: Annotated[bool, Later()] = False
+    """Samples are also encoded mirrored, left to right; an epoch draws one of the two. A pair is cropped and mirrored
+    alike."""
+    captions: Annotated[Literal["one", "several"], Later()] = "one"
+    """'several': a prompt is a list of captions, or a text with one on each line; an epoch draws one for each row."""
+    empty_captions: Annotated[float, Later()] = Field(0.0, ge=0, lt=1)
+    """Share of rows that an epoch trains without a caption, as guidance needs it; drawn in each epoch."""
+    repeats: Annotated[int | Literal["folders"], Later()] = Field(1)
+    """Times that a pass has each row; 'folders': by the number that begins the name of its folder (`10_my dog`), whose
+    other part is the caption of images without a text. Each time is encoded."""
+    prior: Annotated[PriorSection | None, Later()] = None
+    """Samples to keep what the policy knows, next to those of a subject."""
     groups_per_epoch: int | None = Field(None, ge=1)
     """Prompts, or pairs, of an epoch, in a seeded permutation for each pass; all when absent."""
     rows_per_shard: int = Field(256, ge=1)
@@ -103,6 +130,10 @@ class DataSection(Section):
             raise ValueError(
                 "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"
             )
+        if isinstance(self.repeats, int) and self.repeats < 1:
+            raise ValueError(f"data.repeats is {self.repeats}; a row counts once or more. Remove it, or raise it")
+        if self.windows != type(self).model_fields["windows"].default and self.crop != "random":
+            raise ValueError("data.windows is the number of random crops: remove it, or set data.crop to 'random'")
         low, high = self.scale
         if not low < high:
             raise ValueError(f"data.scale is {low} to {high}; its first value must be the lower one")
@@ -122,6 +153,25 @@ class DataSection(Section):
         return self.chosen is not None
 
     @property
+    def variants(self) -> dict[str, Any]:
+        """How a row is encoded in several ways, if an epoch draws one of these or of captions, or has rows of
+        ``prior``; empty if each row is used as it is."""
+        drawn = self.flip or self.crop == "random" or self.captions == "several" or self.empty_captions > 0
+        windows = self.windows if self.crop == "random" else 0
+        return {"flip": self.flip, "windows": windows} if drawn or self.prior is not None else {}
+
+    def rows_of_prior(self) -> DataSection | None:
+        """Return the section of the rows of ``prior``; None without any."""
+        if self.prior is None:
+            return None
+        return PriorRowsSection.model_validate({**self.model_dump(), "train": self.prior.train, "prior": None})
+
+    def heldout_rows(self) -> DataSection:
+        """Return the section of the rows of ``heldout``, which are used once and as they are."""
+        plain = {"prior": None, "flip": False, "crop": "center", "windows": 4, "empty_captions": 0}
+        return HeldOutSection.model_validate({**self.model_dump(), **plain, "train": self.heldout})
+
+    @property
     def middle(self) -> float:
         """The rating from which samples are desired."""
         return sum(self.scale) / 2 if self.neutral is None else self.neutral
@@ -131,3 +181,10 @@ class HeldOutSection(DataSection):
     """The rows of ``data.heldout``, named as those to train on are."""
 
     setting: ClassVar[str] = "data.heldout"
+    repeated: ClassVar[bool] = False
+
+
+class PriorRowsSection(DataSection):
+    """The rows of ``data.prior``, named as those to train on are."""
+
+    setting: ClassVar[str] = "data.prior.train"

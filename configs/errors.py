@@ -10,6 +10,7 @@
     │   ├── NotCommittedError  something a stage needs does not exist yet
     │   ├── CorruptError       committed bytes are missing or differ from the commit
     │   └── CommitLostError    another writer committed different bytes first
+    ├── DivergedError          training gave numbers that are not finite
     ├── SamplingError          a model gave numbers that are not finite
     ├── EngineError            the engine that samples texts is unreachable, or differs from the policy
     ├── RewardError            a reward failed, or returned something that is no score
@@ -70,6 +71,10 @@ class CorruptError(StoreError):
 
 class CommitLostError(StoreError):
     """Another writer committed different content for the same shard first."""
+
+
+class DivergedError(FlowmillError):
+    """The loss or gradient of an update is not finite."""
 
 
 class SamplingError(FlowmillError):

@@ -39,6 +39,7 @@ FREE_TO_CHANGE = (
     "export",
     "data.train",
     "data.heldout",
+    "data.prior.train",
     "data.rows_per_shard",
     "data.bad_rows",
     "prompts.train",

@@ -75,6 +75,11 @@ class FamilySpec:
     known_levels: tuple[float, float] | None = None
     """First and last level of a published model that was trained on timesteps, not on all levels from 1 to 0."""
 
+    @property
+    def denoises(self) -> bool:
+        """Whether the model is a denoiser."""
+        return self.kind == "diffusion"
+
 
 def _family(module: str, pipeline: str | None = None, **facts: Any) -> FamilySpec:
     return FamilySpec(f"flowmill.models.policies.{module}", pipeline, **facts)

@@ -11,6 +11,7 @@ from typing import Any
 PATH_SETTINGS = (
     "data.train",
     "data.heldout",
+    "data.prior.train",
     "prompts.train",
     "prompts.heldout",
     "prompts.sources.*.train",

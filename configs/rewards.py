@@ -69,6 +69,11 @@ class RewardSection(Component):
         return self.label or self.name
 
     @property
+    def weighted(self) -> str:
+        """Its slot with its weight, as in a sum: ``digits``, or ``0.5 x digits``."""
+        return self.slot if self.weight == 1 else f"{self.weight:g} x {self.slot}"
+
+    @property
     def excludes(self) -> bool:
         """Whether samples that cannot be scored are recorded instead of stopping the run."""
         return self.on_failure != "stop"

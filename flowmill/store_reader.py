@@ -160,7 +160,7 @@ class Run(RunReader):
             name: rollout, score, advantage, optimize, evaluate, judge, export, or one of ``prepare``.
             epoch: a number, 'next' or 'latest'.
             slot: of score and judge: one reward; all of them when empty.
-            overrides: settings of this stage alone, 'section.key=value'; the result is a side result of the run.
+            overrides: settings of this stage alone, 'section.key=value'; the result is kept next to the run.
             force: do the work again, as a new attempt.
 
         Returns:

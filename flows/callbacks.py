@@ -11,7 +11,9 @@ from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.metrics.alerts import Alert, Watcher
 from flowmill.tasks.metrics.reward_tables import earned
 from flowmill.tasks.metrics.speed import waited_in_words
+from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.reports import log_report
 from flowmill.tasks.tracking.tracker import Tracker
@@ -20,9 +22,9 @@ from flowmill.tasks.tracking.tracker import Tracker
 class RunCallbacks:
     """Reports committed work; stops the run only where an alert is to stop it."""
 
-    def __init__(self, context: RunContext, tracker: Tracker) -> None:
-        """Bind to a run and to its MLflow run."""
-        self._context, self._tracker = context, tracker
+    def __init__(self, context: RunContext, tracker: Tracker, *, show: int = 0) -> None:
+        """Bind to a run and to its MLflow run; ``show`` is the number of samples of each evaluation to report."""
+        self._context, self._tracker, self._show = context, tracker, show
         self._run, self._epochs = context.run.name, context.config.run.epochs
         self._times = context.ledger.times("optimize")
         self._watcher = Watcher(context.chain)
@@ -31,6 +33,8 @@ class RunCallbacks:
     def evaluated(self, epoch: int) -> None:
         """Log an evaluation, and report alerts that begin with it; the first also shows the link to the tracker."""
         self._tracker.log_evaluation(epoch)
+        for line in sample_lines(RunView(self._context), epoch, self._show) if self._show else ():
+            self._context.reporter.message(line)
         self._warn(self._watcher.evaluated(epoch))
         if epoch == 0:
             tracking_link(self._run, self._context.store.root.uri, self._tracker.url())

@@ -67,7 +67,7 @@ def training_run(
         stack.enter_context(executing(context))
         execution = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
-        callbacks, status = RunCallbacks(context, tracker), "FAILED"
+        callbacks, status = RunCallbacks(context, tracker, show=request.show), "FAILED"
         end_killed(killed_flow_run(context))
         note_state(context, "running", flow_run=str(flow_run.id or ""))
         try:

@@ -53,6 +53,11 @@ Config = Annotated[
 ]
 Overrides = Annotated[list[str], CommandLine("--set", "KEY=VALUE")]
 Advance = Annotated[int | None, Field(ge=1), CommandLine(metavar="N")]
+Show = Annotated[
+    int,
+    Field(ge=0, description="Samples of each evaluation to print: scores, and texts or the file of the images."),
+    CommandLine(metavar="N"),
+]
 ConfigRoot = Annotated[
     str | None,
     CommandLine(metavar="URI"),
@@ -119,6 +124,7 @@ class PipelineRequest(Request):
     """Train this many epochs more than the run has, instead of the config's number; a stopped request goes on."""
     rewind: bool = False
     """Shorten a run that has more epochs than the config; otherwise it keeps them."""
+    show: Show = 0
 
     def below(self, parent: str) -> PipelineRequest:
         """Return the request with its MLflow run nested below another, which holds the report."""
@@ -161,6 +167,7 @@ class ContinueRequest(Request):
     root: RunRoot = "flowmill-store"
     advance: Advance = None
     """Train this many epochs more than the run has; complete the run when absent."""
+    show: Show = 0
     trust_store: TrustStore = False
 
     def command(self, flow: str, deployment: str | None = None) -> str:
@@ -189,7 +196,7 @@ class StageRequest(Request):
     evaluation: Annotated[str, CommandLine("--name", "NAME")] = ""
     """For evaluate and judge: the name of an additional evaluation, separate from the run's own."""
     overrides: Overrides = Field(default_factory=list)
-    """Settings of this stage alone, 'section.key=value' each; the result is a side result of the run."""
+    """Settings of this stage alone, 'section.key=value' each; the result is a side result, kept next to the run."""
     trust_store: TrustStore = False
 
     def command(self, flow: str, deployment: str | None = None) -> str:
@@ -235,7 +242,7 @@ class PublishRequest(Section):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: Annotated[str, CommandLine("RUN", "RUN[@EPOCH]")]
-    """Run, or RUN@EPOCH."""
+    """Run, RUN@EPOCH, or RUN@best: best by held-out score."""
     repo: Annotated[str, CommandLine("REPO", "OWNER/NAME")]
     """Repository on the Hugging Face Hub."""
     epoch: Annotated[int | None, CommandLine(metavar="N")] = None

@@ -24,6 +24,7 @@ def tables() -> Mapping[str, pa.Schema]:
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
         "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
         "advantages/ID/SHARD/return_turns.parquet": written_schema("return_turns"),
+        "trajectories/ID/SHARD/variants.parquet": written_schema("variants"),
         "preferences/ID/SHARD/preferences.parquet": written_schema("preferences"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
         "prompts/ID/SHARD/references.parquet": REFERENCES,

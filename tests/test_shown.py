@@ -44,8 +44,7 @@ from flowmill.flows.console import _Console, print_table
 from flowmill.flows.requests import PipelineRequest
 from flowmill.models.policies.diffusion import PipelineCall
 from flowmill.tasks.algorithms.resampling import Estimate
-from flowmill.tasks.export import card, usage
-from flowmill.tasks.fitting import provenance
+from flowmill.tasks.export import card, provenance, usage
 from flowmill.tasks.inputs.base_model import BaseModel, License
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.image_grids import grid
@@ -382,6 +381,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         warnings=[text],
         curves={f"monitor/{text}_mean": [(1, 1.0), (2, 2.0)]},
         results=(1, {}, {text: {text: {"mean": 1.0, text: 1.0}}}),
+        judges=[text],
         pairs={text: [both]},
         changed=[replace(both, after=replace(both.after, film=b""))],
         data={text: [{text: text}]},
@@ -440,7 +440,7 @@ def test_what_is_plain_stays_readable() -> None:
         "tiny-sd3",
         "jpeg_compressibility",
         "stabilityai/sd3.5",
-        "on train.txt (8 prompts), 1 x a + 2 x b: c.",
+        "on train.txt (8 prompts), a + 2 x b: c.",
     ):
         assert in_markdown(name) == name
         assert in_code(name) == f"`{name}`"

@@ -32,13 +32,13 @@ from flowmill.models.quickstart.text import clip_tokenizer
 from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
 from flowmill.models.rewards.invocation import Handling, score
-from flowmill.tasks.fitting.figures import accuracy_text
+from flowmill.tasks.export.provenance import accuracy_text
 from flowmill.tasks.fitting.fit import fit_reward
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.ratings.answers import commit_preferences
 from flowmill.tasks.ratings.app import make_app
 from flowmill.tasks.ratings.figures import rating_report
-from flowmill.tasks.ratings.pairs import sources_of
+from flowmill.tasks.ratings.groups import sources_of
 from flowmill.tasks.ratings.request import RateRequest
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
@@ -155,7 +155,7 @@ def rater_of(kind: str, rule: str, seed: int) -> Rater:
     def answer(client: TestClient, pair: dict[str, Any]) -> str:
         if kind == "coin":
             return draw.choice(["left", "right"])
-        left, right = (value(client, pair["prompt"], pair[side]) for side in ("left", "right"))
+        left, right = (value(client, pair["prompt"], sample) for sample in pair["samples"])
         choice = "tie" if left == right else "left" if left > right else "right"
         if draw.random() < _NOISE:
             choice = draw.choice([other for other in _OPPOSITE if other != choice])
@@ -168,10 +168,10 @@ def rate(context: RunContext, rater: Rater, request: RateRequest) -> None:
     """Answer the pairs of a page: of the rollout of an epoch, or of the first and the last evaluation."""
     sources = sources_of(context, None, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
     with TestClient(make_app(context.run, sources, request, None)) as client:
-        state = client.get("/api/pair", params={"rater": request.rater}).json()
-        while state["pair"] is not None:
-            choice = rater(client, state["pair"])
-            body = {"rater": state["rater"], "pair": state["pair"]["name"], "choice": choice, "seconds": 1.0}
+        state = client.get("/api/group", params={"rater": request.rater}).json()
+        while state["group"] is not None:
+            choice = rater(client, state["group"])
+            body = {"rater": state["rater"], "group": state["group"]["name"], "choice": choice, "seconds": 1.0}
             answered = client.post("/api/answer", json=body)
             answered.raise_for_status()
             state = answered.json()

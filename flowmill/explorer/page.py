@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import streamlit as st
 
 import flowmill
@@ -20,6 +21,7 @@ from flowmill.explorer.samples import (
     Samples,
     comparable,
     figures,
+    first_shown,
     in_groups,
     in_reading_order,
     labels,
@@ -27,10 +29,14 @@ from flowmill.explorer.samples import (
     short,
     stops,
 )
+from flowmill.storage import layout
+from flowmill.storage.artifacts.commit import ArtifactStore
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Seconds between looks at the records of a run that may be at work, and bars of a histogram.
+_INTERVAL_S, _BINS = 5, 24
 #: A card's button is invisible and covers the card, so that a click on the image opens it.
 _STYLE = """<style>
 .stMainBlockContainer {padding-top: 3rem}
@@ -54,10 +60,11 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
     st.html(_STYLE)
     with messages():
         samples, other = _choose(root, run_name, trust_store=trust_store)
-        everything = _table(root, samples.run.name, samples.label, trust_store=trust_store)
+        _follow(root, samples.run.name, labels(samples.run))
+        everything = _table(root, samples, trust_store=trust_store)
         pair = None
         if other is not None:
-            pair = other, _table(root, other.run.name, other.label, trust_store=trust_store)
+            pair = other, _table(root, other, trust_store=trust_store)
             everything = paired(everything, pair[1])
         shown = _filtered(everything)
         title = samples.title
@@ -96,19 +103,43 @@ def _data(run: flowmill.Run) -> None:
         st.info("The run has no given samples, no answers of raters and no fitted reward.")
 
 
-@st.cache_resource
-def _run(root: str, name: str, *, trust_store: bool) -> flowmill.Run:
+def _records(root: str, name: str) -> int:
+    """Return the number of artifacts that a run has recorded; what is read of it is cached with this number."""
+    return len(ArtifactStore(root).root.list(layout.lineage(name)))
+
+
+@st.cache_resource(max_entries=8)
+def _opened_run(root: str, name: str, records: int, *, trust_store: bool) -> flowmill.Run:
     return flowmill.open(root).run(name, trust_store=trust_store)
 
 
+def _run(root: str, name: str, *, trust_store: bool) -> flowmill.Run:
+    return _opened_run(root, name, _records(root, name), trust_store=trust_store)
+
+
 @st.cache_data(max_entries=8, show_spinner=False)
-def _table(root: str, name: str, label: str, *, trust_store: bool) -> pd.DataFrame:
+def _read_table(root: str, name: str, label: str, records: int, *, trust_store: bool) -> pd.DataFrame:
     return Samples(_run(root, name, trust_store=trust_store), label).table()
 
 
-def _reload() -> None:
-    st.cache_resource.clear()
-    st.cache_data.clear()
+def _table(root: str, samples: Samples, *, trust_store: bool) -> pd.DataFrame:
+    name = samples.run.name
+    return _read_table(root, name, samples.label, _records(root, name), trust_store=trust_store)
+
+
+def _follow(root: str, name: str, shown: Sequence[str]) -> None:
+    """Run the page again once a run at work has samples that the page does not list."""
+    seen = [_records(root, name)]
+
+    @st.fragment(run_every=_INTERVAL_S)
+    def look() -> None:
+        records = _records(root, name)
+        if records != seen[0]:
+            seen[0] = records
+            if labels(flowmill.open(root).run(name)) != shown:
+                st.rerun()
+
+    look()
 
 
 def _one_of(label: str, options: Sequence[str], first: str, key: str) -> str:
@@ -130,13 +161,18 @@ def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[Samples
     if not names:
         raise flowmill.FlowmillError("The store holds no runs yet; start one with 'flowmill run'.")
     run = _run(root, _one_of("Run", names, first if first in names else names[0], "run"), trust_store=trust_store)
-    st.sidebar.button("Reload", help="Reads artifacts made meanwhile.", on_click=_reload)
     options = labels(run)
     if not options:
         raise flowmill.FlowmillError(f"Nothing of run '{run.name}' is rolled out yet.")
-    samples = Samples(run, _one_of("Samples", options, options[0], "samples"))
+    newest = first_shown(options)
+    # Who looks at the last evaluation of a run at work sees each new one.
+    if "newest" in st.session_state and st.session_state.get("samples") == st.session_state["newest"]:
+        st.session_state["samples"] = newest
+    st.session_state["newest"] = newest
+    samples = Samples(run, _one_of("Samples", options, newest, "samples"))
     if not st.sidebar.toggle(
         "Compare with the same noise",
+        value=True,
         key="compare",
         bind="query-params",
         help="Shows samples of another epoch or run left of those with the same prompt, replica and seed.",
@@ -147,10 +183,13 @@ def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[Samples
         each for each in comparable(labels(other), samples.label) if (other.name, each) != (run.name, samples.label)
     ]
     if not fitting:
-        raise flowmill.FlowmillError(
-            f"Run '{other.name}' has nothing with the noise of the {samples.label}. Evaluations of all epochs have the "
-            "same noise, and rollouts of one epoch of two runs with one seed."
+        st.sidebar.caption(
+            in_markdown(
+                f"Run '{other.name}' has nothing else with the noise of the {samples.label}. Evaluations of all epochs "
+                "have the same noise, and rollouts of one epoch of two runs with one seed."
+            )
         )
+        return samples, None
     return samples, Samples(other, _one_of("Compare with samples", fitting, fitting[0], "other_samples"))
 
 
@@ -166,6 +205,7 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
             low, high = st.sidebar.select_slider(
                 in_markdown(name), values, ends, format_func=short, key=f"range of {name}", bind="query-params"
             )
+            _histogram(samples[name], low, high)
             # Samples without a value pass until a range of values is chosen.
             selected = selected[selected[name].between(low, high) | (selected[name].isna() & ((low, high) == ends))]
     first = [name for name in columns if name.startswith("change.") or name == "advantage"]
@@ -173,6 +213,19 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
     order = _one_of("Order by", orders, orders[0], "order")
     largest_first = st.sidebar.toggle("Largest first", value=True, key="largest", bind="query-params")
     return in_groups(selected, order, largest_first=largest_first)
+
+
+def _histogram(values: pd.Series[float], low: float, high: float) -> None:
+    """Show how many samples have which values, with those between two values highlighted."""
+    counts, edges = np.histogram(values.dropna().astype(float), bins=_BINS)
+    bars = [
+        f'<div title="{short(start)} to {short(end)}: {count}" style="flex: 1; '
+        f"height: {100 * count / counts.max():.1f}%; "
+        f'background: {"#0068c9" if start <= high and end >= low else "#8886"}"></div>'
+        for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True)
+    ]
+    style = "display: flex; align-items: flex-end; gap: 1px; height: 2.5rem; margin: -0.75rem 0.5rem 0"
+    st.sidebar.html(f'<div style="{style}">{"".join(bars)}</div>')
 
 
 def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:

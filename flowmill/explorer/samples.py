@@ -70,6 +70,11 @@ def labels(run: flowmill.Run) -> list[str]:
     return [label for _, label in sorted(by_epoch, reverse=True)]
 
 
+def first_shown(names: Sequence[str]) -> str:
+    """Return the label among ``names``, newest first, that the page opens on: the last evaluation, if there is one."""
+    return next((each for each in names if each.startswith(_EVALUATION)), names[0])
+
+
 def comparable(names: Iterable[str], label: str) -> list[str]:
     """Return the labels among ``names`` that can have the noise of ``label``, the default first.
 

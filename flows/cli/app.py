@@ -19,6 +19,7 @@ from flowmill.flows.cli.store import store_app
 COMMANDS = {
     "run": "Run a training run, or continue it where it stopped: committed work is never computed again.",
     "init": "Copy a preset, with its comments and prompts, into your own folder for editing.",
+    "tiny": "Write a random miniature of a model family into a folder, to try a config with.",
     "sweep": "Run variants of a config, which share artifacts if possible, and compare them; an interrupted sweep "
     "resumes.",
     "stage": "Run one stage of one epoch alone, optionally with other settings; nothing else is computed.",

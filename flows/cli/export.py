@@ -8,13 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from flowmill.configs.escaping import quoted
+from flowmill.flows.cli.best import chosen_epoch
 from flowmill.flows.cli.options import Root
 from flowmill.flows.console import console
 from flowmill.flows.environment import existing_root
 
 
 def export_command(
-    model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
+    model: Annotated[
+        str, typer.Argument(help="Run, RUN@EPOCH, or RUN@best: best by held-out score.", metavar="RUN[@EPOCH]")
+    ],
     *,
     to: Annotated[Path, typer.Option("--to", help="Folder to make.", metavar="DIR")],
     form: Annotated[
@@ -23,14 +26,18 @@ def export_command(
     ] = "model",
     root: Root = None,
 ) -> None:
-    """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print the location."""
+    """Copy the exported model of RUN, RUN@EPOCH or RUN@best, or write its policy as a checkpoint; print the location.
+
+    The best epoch is that with the highest score of the run's own evaluations, see ``flowmill.tasks.metrics.best``.
+    """
     uri = existing_root(root)
     from flowmill.tasks.export.copying import copy_export
     from flowmill.tasks.runs.addresses import model_address
     from flowmill.tasks.runs.opening import open_run
 
-    run, epoch = model_address(model)
+    run, named = model_address(model)
     context = open_run(uri, run, reads=True)
+    epoch = chosen_epoch(context, named)
     if form == "dcp":
         from flowmill.tasks.export.checkpoint import export_checkpoint
 

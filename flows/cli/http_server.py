@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flowmill.configs.errors import ConfigError
@@ -13,8 +14,8 @@ from flowmill.flows.cli.error_reporting import say
 _GRACE_S = 10
 
 
-def serve(app: Any, *, host: str, port: int, label: str, path: str = "", quiet: bool = False) -> None:
-    """Serve until stopped; print ``label`` and the address, with a path, once the server answers."""
+def serve(app: Any, *, host: str, port: int, labels: Mapping[str, str], quiet: bool = False) -> None:
+    """Serve until stopped; once the server answers, print a line for each label: it and the address, with its path."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -23,7 +24,8 @@ def serve(app: Any, *, host: str, port: int, label: str, path: str = "", quiet: 
             if self.started:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
-                say(f"{label} answers at http://{shown}:{port}{path}", quiet=quiet)
+                for label, path in labels.items():
+                    say(f"{label} answers at http://{shown}:{port}{path}", quiet=quiet)
 
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S

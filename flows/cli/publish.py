@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flowmill.configs.errors import ConfigError, PublishError
+from flowmill.flows.cli.best import chosen_epoch
 from flowmill.flows.cli.options import Root
 from flowmill.flows.console import console
 from flowmill.flows.environment import default_root
@@ -20,7 +21,7 @@ def publish_command(
     root: Root = None,
     dataset: Annotated[bool, typer.Option("--dataset", hidden=True)] = False,
 ) -> None:
-    """Publish the export of RUN or RUN@EPOCH, and print the address."""
+    """Publish the export of RUN, RUN@EPOCH or RUN@best, and print the address."""
     if dataset:
         raise ConfigError(
             "--dataset no longer exists. Publish samples from Python: "
@@ -39,5 +40,5 @@ def publish_command(
     if request.token_env is not None and not token:
         raise PublishError(f"--token-env '{request.token_env}': there is no such environment variable, or it is empty.")
     context = open_run(default_root(root), run, reads=True)
-    files = finished_export(context, request.epoch if named is None else named)
+    files = finished_export(context, chosen_epoch(context, request.epoch if named is None else named))
     console.print(publish(files, request.repo, private=request.private, token=token))

@@ -33,7 +33,7 @@ def fit(
     loaded = load_fit(config, [*(overrides or ()), *as_overrides(root, None)])
     prepare_environment()
     from flowmill.flows.console import console, print_json
-    from flowmill.tasks.fitting.figures import accuracy_text
+    from flowmill.tasks.export.provenance import accuracy_text
     from flowmill.tasks.fitting.fit import copy_model, fit_reward
 
     fitted = fit_reward(loaded)

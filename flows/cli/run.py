@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 def run_command(
     request: PipelineRequest,
     *,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", help="Number of epochs, as --set run.epochs=N.", metavar="N", min=0)
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry", help="List the work to compute, the reasons, and the cost.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,7 +40,14 @@ def run_command(
 
     if request.rewind and request.advance is not None:
         raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
-    request = request.model_copy(update={"root": chosen_root(request.root)})
+    if epochs is not None and (request.rewind or request.advance is not None):
+        raise ConfigError(
+            "--epochs is the length of a run, which --advance adds to and --rewind takes from the config: use one of "
+            f"them (to end a longer run earlier: --rewind --set run.epochs={epochs})."
+        )
+    length = [] if epochs is None else [f"run.epochs={epochs}"]
+    overrides = [*request.overrides, *length]
+    request = request.model_copy(update={"root": chosen_root(request.root), "overrides": overrides})
     with contextlib.ExitStack() as claim:
         resolved = [understood(each, claim=None if dry else claim) for each in chained(request)]
         for each in resolved:
@@ -72,8 +82,20 @@ def _finished(resolved: ResolvedRequest, *, quiet: bool) -> bool:
         from flowmill.flows.cli.summary import print_summary
 
         note_moves(run)
+        if resolved.request.show and not quiet:
+            _print_samples(run, resolved.request.show)
         print_summary(run, result, quiet=quiet)
     return result is not None
+
+
+def _print_samples(run: RunContext, count: int) -> None:
+    from flowmill.tasks.metrics.view import RunView
+    from flowmill.tasks.reports.sample_lines import sample_lines
+
+    view = RunView(run)
+    for epoch in view.evaluations:
+        for line in sample_lines(view, epoch, count):
+            say(line)
 
 
 def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool) -> None:

@@ -12,4 +12,4 @@ def serve_reward_command(request: ServeRequest, *, quiet: Quiet = False) -> None
     """Serve a reward until stopped; print the address once it answers."""
     say(f"loading reward '{request.name}'", quiet=quiet)
     app = reward_app(request)
-    serve(app, host=request.host, port=request.port, label=f"reward '{request.name}'", quiet=quiet)
+    serve(app, host=request.host, port=request.port, labels={f"reward '{request.name}'": ""}, quiet=quiet)

@@ -96,7 +96,9 @@ def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
 
 def _print_due(due: Sequence[str], *, separate: bool, downstream: bool) -> None:
     if separate:
-        console.print("These settings are not the run's: the result is a side result, and nothing became due.")
+        console.print(
+            "These settings are not the run's: the result is a side result, kept next to the run, which stays as it is."
+        )
     elif not due:
         console.print("Nothing of the run is due because of it.")
     else:

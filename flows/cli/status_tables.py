@@ -13,6 +13,7 @@ from flowmill.flows.cli.filters import EntryFilter, ranges, span
 from flowmill.flows.console import console, print_table
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
+_MEANINGS = {"fresh": "up to date", "stale": "made with other settings or inputs", "missing": "not made yet"}
 _WORST = ("stale", "missing", "fresh")
 #: Figures on held-out rows that the table of evaluations has.
 _LOSSES = ("loss", "preferred", "margin")
@@ -75,7 +76,7 @@ def _print_artifacts(artifacts: Sequence[Mapping[str, Any]], listed: EntryFilter
     left_out = (
         f" (--long lists {len(artifacts) - len(shown)} more, of other epochs)" if len(artifacts) > len(shown) else ""
     )
-    table = Table("epoch", "stage", "slot", "artifact", title=f"Artifacts{left_out}", title_justify="left")
+    table = Table("epoch", "stage", "of", "artifact", title=f"Artifacts{left_out}", title_justify="left")
     for each in sorted(shown, key=lambda each: -int(each["epoch"])):
         table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
     if shown:
@@ -89,7 +90,8 @@ def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
         of_epoch = states.setdefault(stage["stage"], {})
         of_epoch[stage["epoch"]] = min(of_epoch.get(stage["epoch"], "fresh"), stage["state"], key=_WORST.index)
     present = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
-    table = Table("stage", *(f"{state} epochs" for state in present), title="Stages", title_justify="left")
+    title = f"Stages ({'; '.join(f'{state}: {_MEANINGS[state]}' for state in present)})"
+    table = Table("stage", *(f"{state} epochs" for state in present), title=title, title_justify="left")
     for name, of_epoch in states.items():
         epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in present}
         table.add_row(name, *(Text(ranges(epochs[state]), _STYLES[state]) for state in present))
@@ -145,7 +147,8 @@ def change(values: Sequence[Mapping[str, float]], figure: str) -> str:
 def _print_side_results(run: Mapping[str, Any], listed: EntryFilter) -> None:
     if not run["side_results"]:
         return
-    table = Table("epoch", "stage", "slot", "mean", "artifact", "reason", title="Side results")
+    title = "Side results: made with other settings or from other inputs than the run's"
+    table = Table("epoch", "stage", "of", "mean", "artifact", "reason", title=title)
     for side in sorted(run["side_results"], key=lambda side: -int(side["epoch"])):
         mean = f"{side['figures']['mean']:.3f}" if "mean" in side["figures"] else ""
         table.add_row(str(side["epoch"]), side["stage"], side["slot"], mean, side["artifact"], side["label"])

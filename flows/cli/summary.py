@@ -11,8 +11,10 @@ from rich.table import Table
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command, quoted
 from flowmill.configs.human_units import duration
+from flowmill.configs.schema import RunConfig
 from flowmill.flows.cli.status_tables import change
 from flowmill.flows.console import console, print_table
+from flowmill.tasks.metrics.best import best_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.progress import Ledger
 
@@ -22,6 +24,10 @@ def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool
     _print_rewards(result)
     if quiet:
         return
+    judges = ", ".join(section.slot for section in context.config.evaluate.judges)
+    if judges:
+        console.print(f"{judges}: only scored, never optimized")
+    _print_best(context.config, result)
     _print_time(context.ledger)
     _print_places(context, result)
 
@@ -42,6 +48,19 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
     # Results of runs from versions without monitors lack the key.
     for warning in result.get("warnings", ()):
         console.print(f"warning: {warning}", style="yellow")
+
+
+def _print_best(config: RunConfig, result: Mapping[str, Any]) -> None:
+    """Print the best epoch, if there is a choice of trained ones."""
+    best = best_of(config, {int(epoch): figures for epoch, figures in result["evaluations"].items()})
+    last = max(map(int, result["evaluations"]))
+    if best is None or best.count < 3:
+        return
+    if best.epoch in (0, last):
+        console.print(f"best epoch: {best.epoch}, {'before training' if best.epoch == 0 else 'the last'} ({best})")
+    else:
+        export = command("flowmill", "export", f"{result['run']}@best", "--to", "DIR")
+        console.print(f"best epoch: {best.epoch} ({best}); the last is {last}. To copy its model: {export}")
 
 
 def _print_time(ledger: Ledger) -> None:

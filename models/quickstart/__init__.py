@@ -5,6 +5,12 @@ A builder writes a folder of diffusers or transformers; a new one is a class and
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
 from flowmill.configs.registry import Table
 
 BUILDERS = Table(
@@ -24,3 +30,10 @@ BUILDERS = Table(
     },
     like="flowmill.models.quickstart.base:Builder",
 )
+
+
+@cache
+def tiny_families() -> dict[str, dict[str, Any]]:
+    """Return the parts of each family's tiny pipeline, see ``tiny.yaml``."""
+    table = yaml.safe_load(files("flowmill.models.quickstart").joinpath("tiny.yaml").read_text())
+    return {family: parts for family, parts in table.items() if family != "shared"}

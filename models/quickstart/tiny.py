@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
 import diffusers
 import torch
 import transformers
-import yaml
 from diffusers.pipelines import ltx2
 from torch import nn
 
@@ -26,6 +23,7 @@ from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.library_loading import read_json
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.pipeline_index import MODULAR, component_entry, in_folder, index_file, portable_index
+from flowmill.models.quickstart import tiny_families
 from flowmill.models.quickstart.text import TOKENIZERS
 
 #: Fields of a part that are not fields of its config.
@@ -56,7 +54,7 @@ class TinyBuilder:
 def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """Return the tiny pipeline of a family; equal seeds give equal weights. Raises ConfigError if there is no such
     family. ``changes``: other values of config fields, by part."""
-    families = _families()
+    families = tiny_families()
     if family not in families:
         raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, families)}")
     described = dict(families[family])
@@ -70,12 +68,6 @@ def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str,
     if processor is not None:
         return _WithProcessor(family, pipeline, parts, **processor)
     return _assembled(pipeline, parts)
-
-
-@cache
-def _families() -> dict[str, dict[str, Any]]:
-    table = yaml.safe_load(files("flowmill.models.quickstart").joinpath("tiny.yaml").read_text())
-    return {family: parts for family, parts in table.items() if family != "shared"}
 
 
 def _assembled(pipeline: Any, parts: Mapping[str, Any]) -> Any:

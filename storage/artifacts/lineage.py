@@ -159,6 +159,7 @@ class RunFolder:
         """
         answers = [content(data, path) for path, data in self.series(RATINGS).items()]
         named = [answer[f"{side}_artifact"] for answer in answers for side in ("first", "second")]
+        named += [artifact for answer in answers for artifact, _ in answer.get("others", ())]
         return [ArtifactRef.parse(artifact) for artifact in dict.fromkeys(named)]
 
     def config(self) -> dict[str, Any] | None:

@@ -135,12 +135,14 @@ class TrajectoryShard:
         self._blob: Blob | None = None
         self._where = where
 
-    def only(self, sample_ids: pa.Array) -> TrajectoryShard:
-        """Return the shard with some of its samples."""
+    def only(self, sample_ids: pa.Array, prompt_ids: pa.Array) -> TrajectoryShard:
+        """Return the shard with some of its samples, and the ids of the prompts that they are trained with."""
         import pyarrow.compute as pc
 
-        mask = pc.is_in(self.table.column("sample_id"), value_set=sample_ids)
-        return TrajectoryShard(self.table.filter(mask), self._payloads, self._where)
+        places = pc.index_in(self.table.column("sample_id"), value_set=sample_ids)
+        table, number = self.table.filter(pc.is_valid(places)), self.table.column_names.index("prompt_id")
+        table = table.set_column(number, "prompt_id", prompt_ids.take(places.drop_null()))
+        return TrajectoryShard(table, self._payloads, self._where)
 
     @cached_property
     def _stored(self) -> _Stored:

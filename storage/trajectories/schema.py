@@ -117,6 +117,18 @@ ADVANTAGES = pa.schema(
     ]
 )
 
+#: How a row of data was encoded, and may be used, in the rows of its samples.
+VARIANTS = pa.schema(
+    [
+        _SAMPLE,
+        column("row", pa.int64(), "Number of the row, from 0."),
+        column("view", pa.int32(), "Which of the row's crops and mirrored images it is, from 0."),
+        column("captions", pa.list_(pa.string()), "Prompt with each of its captions, by id."),
+        column("empty", pa.string(), "Prompt without a caption, by id."),
+        column("prior", pa.bool_(), "Whether the row is one of those to keep what the policy knows."),
+    ]
+)
+
 #: Columns for tools that read many artifacts at once; redundant within one artifact. Tables before 0.3.0 lack them.
 OF_ARTIFACT = pa.schema([column("artifact", pa.string(), "Artifact of the samples, kind/id: the other half of a key.")])
 OF_REWARD = pa.schema(

@@ -26,6 +26,7 @@ TABLES: Mapping[str, str] = {
     "preferences": "PREFERENCES",
     "token_advantages": "TOKEN_ADVANTAGES",
     "return_turns": "RETURN_TURNS",
+    "variants": "VARIANTS",
 }
 #: Additional columns for other tools, by kind.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}

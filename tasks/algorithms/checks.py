@@ -136,7 +136,7 @@ def compared_rows(facts: Trained) -> Iterator[Refusal]:
         )
 
 
-def _replay(facts: Trained, replay: ReplaySection, kernel: Kernel | None) -> Iterator[Refusal]:
+def _replay(facts: Trained, replay: ReplaySection, *, has_densities: bool) -> Iterator[Refusal]:
     rollout, steps = facts.config.rollout, replay.steps
     if steps is not None and facts.requires.data == "forward":
         yield Refusal(
@@ -150,7 +150,7 @@ def _replay(facts: Trained, replay: ReplaySection, kernel: Kernel | None) -> Ite
             f"rollout.steps is {rollout.steps}, so no step would be left out",
             "Lower it, or remove optimize.replay.steps",
         )
-    if replay.weight == "density" and kernel is not None and not _has_densities(kernel):
+    if not has_densities:
         yield Refusal(
             "optimize.replay.weight",
             f"the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
@@ -173,7 +173,8 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     """
     replay = config.optimize.replay
     if replay is not None:
-        refuse(config, _replay(Trained(config=config, requires=requires), replay, kernel))
+        has_densities = replay.weight != "density" or kernel is None or _has_densities(kernel)
+        refuse(config, _replay(Trained(config=config, requires=requires), replay, has_densities=has_densities))
 
 
 def _has_densities(kernel: Kernel) -> bool:

@@ -14,6 +14,7 @@ from flowmill.configs.schema import RunConfig
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
+from flowmill.tasks.modalities.modality import make_kind
 
 _ACTS = "acts on rollouts, and a run with the section data has none"
 
@@ -92,12 +93,33 @@ def _images(facts: Trained, data: DataSection) -> Iterator[Refusal]:
         yield Refusal("data.prompt_image", f"model.policy '{policy}' takes no image", "Remove it")
 
 
+def _variants(facts: Trained, data: DataSection) -> Iterator[Refusal]:
+    """Yield changes of samples or captions where they cannot be made."""
+    config = facts.config
+    names = "data.flip data.crop data.captions data.empty_captions data.prior"
+    used = [name for name, value in set_settings(config, names) if value not in (False, "center", "one", 0.0)]
+    for setting in used if not make_kind(config).encodes else ():
+        where = f"{setting} is for denoisers of images and films, but"
+        yield Refusal(setting, f"model.policy '{config.model.policy}' is none", "Remove it", where)
+    for setting in used if data.prompt_image is not None else ():
+        if setting in ("data.flip", "data.crop"):
+            why = "the images of data.prompt_image would stay as they are"
+            yield Refusal(setting, why, "Remove it", f"{setting} changes samples, but")
+    if data.prior is not None and (facts.requires.advantages or data.rating is not None):
+        yield Refusal(
+            "data.prior",
+            "its rows have neither pairs nor ratings",
+            "Remove it, or use the algorithm 'sft' without data.rating",
+            "data.prior goes with samples of one kind:",
+        )
+
+
 def check_data(config: RunConfig, requires: Requirements) -> None:
     """Check that the algorithm can train on samples of ``data``, and that settings of rollouts have a use."""
     data, facts = config.data, Trained(config=config, requires=requires)
     if data is None:
         return
-    refuse(config, chain(_missing(facts, data), _without_use(config), _images(facts, data)))
+    refuse(config, chain(_missing(facts, data), _without_use(config), _images(facts, data), _variants(facts, data)))
     # The model takes images of each size.
     for height, width in data.buckets:
         sized = config.model.model_copy(update={"height": height, "width": width})

@@ -105,7 +105,7 @@ def _guidance(config: RunConfig) -> str | None:
 def _few_steps(config: RunConfig) -> list[str]:
     """Return notes on bases and start adapters distilled to few steps, if the loss is that of the forward process."""
     model = config.model
-    if make_algorithm(config).requires.data != "forward" or spec_of(model.policy).kind != "diffusion":
+    if make_algorithm(config).requires.data != "forward" or not spec_of(model.policy).denoises:
         return []
     named = {"model.path": model.path, "model.lora.start": None if model.lora is None else model.lora.start}
     signs = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
@@ -122,7 +122,7 @@ def _few_steps(config: RunConfig) -> list[str]:
 def _without_adapters(config: RunConfig) -> list[str]:
     """Return notes on weights of a supported language model that get no adapters."""
     model = config.model
-    if model.lora is None or model.path is None or spec_of(model.policy).kind == "diffusion":
+    if model.lora is None or model.path is None or spec_of(model.policy).denoises:
         return []
     language = language_config(model.path)
     family = resolve(POLICIES, model.policy, label="model.policy")

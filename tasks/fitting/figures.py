@@ -12,15 +12,14 @@ import numpy as np
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import in_code, in_markdown
-from flowmill.tasks.algorithms.resampling import FEWEST, mean_with_interval
+from flowmill.tasks.algorithms.resampling import mean_with_interval
+from flowmill.tasks.export.provenance import ANY_PROMPTS, accuracy_text
 from flowmill.tasks.fitting.judgments import Judgment
 from flowmill.tasks.fitting.splits import connected, prompt_or_items
 
 _BINS = 5
 #: Most rated samples of a prompt of which each is compared with each.
 _PART = 32
-#: Units that say nothing on samples of one prompt.
-_ANY = "pairs of different prompts"
 
 
 def figures_of_preferences(rows: Sequence[Judgment], difference: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
@@ -92,7 +91,7 @@ def _pairs(rows: Sequence[Judgment], values: np.ndarray, draw: np.random.Generat
     unit = "prompts"
     if not any(len(_differing(pairs, values)) for pairs in units):
         units = list(draw.permutation(len(rows))[: len(rows) // 2 * 2].reshape(-1, 1, 2))
-        unit = _ANY if any(prompts) else "pairs"
+        unit = ANY_PROMPTS if any(prompts) else "pairs"
     differing = [_differing(pairs, values) for pairs in units]
     return [pairs for pairs in differing if len(pairs)], unit
 
@@ -121,7 +120,7 @@ def _of_units(correct: Sequence[np.ndarray], unit: str) -> dict[str, Any]:
     if not correct:
         raise ConfigError("data: all held-out judgments are ties or equal ratings, which measure nothing. Judge more.")
     estimate = mean_with_interval(np.array([each.mean() for each in correct]), bounds=(0, 1))
-    low, high = (None, None) if unit == _ANY else (estimate.low, estimate.high)
+    low, high = (None, None) if unit == ANY_PROMPTS else (estimate.low, estimate.high)
     return {"mean": estimate.mean, "low": low, "high": high, "count": len(correct), "unit": unit}
 
 
@@ -142,14 +141,6 @@ def _binned(predicted: np.ndarray, observed: np.ndarray, limits: np.ndarray) -> 
         }
         for each in sorted(set(number.tolist()))
     ]
-
-
-def accuracy_text(fit: Mapping[str, Any]) -> str:
-    """Return the accuracy with its interval as a sentence."""
-    accuracy = fit["heldout"]["accuracy"]
-    interval = "" if accuracy["low"] is None else f" (95 %: {accuracy['low']:.3f} to {accuracy['high']:.3f})"
-    few = "" if accuracy["low"] is not None or accuracy["unit"] == _ANY else f", of which an interval needs {FEWEST}"
-    return f"held-out accuracy {accuracy['mean']:.3f}{interval} over {accuracy['count']} {accuracy['unit']}{few}"
 
 
 def card(fit: Mapping[str, Any]) -> str:

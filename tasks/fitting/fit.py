@@ -31,11 +31,10 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import add_fit
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.export.copying import new_folder
-from flowmill.tasks.fitting.checkpoints import FitCheckpoints
 from flowmill.tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from flowmill.tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from flowmill.tasks.fitting.splits import check_leaks, check_sizes, held_out
-from flowmill.tasks.fitting.training import Examples, JudgedInputs, scores_of, train_head
+from flowmill.tasks.fitting.training import Examples, JudgedInputs, train_head
 from flowmill.tasks.inputs.option_paths import content_of, places
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ def fit_reward(config: FitConfig) -> FittedModel:
     new = store.manifest(ref) is None
 
     def write(folder: Path) -> tuple[int, dict[str, Any]]:
-        checkpoints = FitCheckpoints(store=store, ref=ref, every=config.checkpoint_every)
-        description = _write(folder, config, all_rows, apart, checkpoints)
+        description = _write(folder, config, all_rows, apart, store, ref)
         return len(all_rows.rows), {"accuracy": description["heldout"]["accuracy"]["mean"], **description["data"]}
 
     number = None if config.name is None else add_fit(store, config.name, ref)
@@ -131,7 +129,7 @@ def _contents(config: FitConfig) -> dict[str, str]:
 
 
 def _write(
-    folder: Path, config: FitConfig, judgments: Judgments, apart: list[bool], checkpoints: FitCheckpoints
+    folder: Path, config: FitConfig, judgments: Judgments, apart: list[bool], store: ArtifactStore, ref: ArtifactRef
 ) -> dict[str, Any]:
     """Train, and write weights, description and card into a folder; return the description."""
     device = chosen_device(config.device, label="device")
@@ -153,13 +151,15 @@ def _write(
     heldout, rows = examples(True), [row for row, out in zip(judgments.rows, apart, strict=True) if out]
     # Judgments that measure nothing are refused before any training.
     _figures(rows, heldout, None, torch.zeros(len(pairs), device=device), config.seed)
-    fit = train_head(backbone, inputs, examples(False), heldout, config, adapters=adapters, checkpoints=checkpoints)
+    place: dict[str, Any] = {"store": store, "ref": ref}
+    fit, curve = train_head(backbone, inputs, examples(False), heldout, config, adapters=adapters, **place)
+    tie = None if fit.log_tie is None else fit.log_tie.detach()
     description = {
         "backbone": {"name": name, "options": {key: value for key, value in options.items() if key not in PLACES}},
         "data": _counted(judgments, apart, backbone.judged),
-        "ties": None if fit.log_tie is None else {"log_nu": fit.log_tie.item()},
-        "heldout": _figures(rows, heldout, fit.log_tie, scores_of(fit.layers, inputs), config.seed),
-        "curve": fit.curve,
+        "ties": None if tie is None else {"log_nu": tie.item()},
+        "heldout": _figures(rows, heldout, tie, fit.scores(), config.seed),
+        "curve": curve,
         **({} if config.lora is None else _adapter_description(config.lora, adapters, fit.layers)),
     }
     save_file(layer_tensors(fit.layers), folder / HEAD)

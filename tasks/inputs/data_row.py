@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowmill.configs.data import DataSection
+from flowmill.configs.data import DataSection, PriorRowsSection
 from flowmill.configs.errors import DataError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.storage.names import inside
@@ -20,7 +20,7 @@ from flowmill.tasks.inputs.prompts import IMAGE, Prompt
 from flowmill.tasks.inputs.rows.bounds import too_many_bytes
 from flowmill.tasks.inputs.rows.read import folder_of
 from flowmill.tasks.inputs.rows.remote import is_remote
-from flowmill.tasks.inputs.rows.row import MEDIA, Media, RowLocation, as_media, is_unicode
+from flowmill.tasks.inputs.rows.row import MEDIA, REPEATED, Media, RowLocation, as_media, is_unicode
 
 #: Values of a column 'tie' for a pair of which neither sample is better.
 _TRUE = ("true", "1", "1.0", "yes")
@@ -72,18 +72,42 @@ class DataRow:
     ratings: tuple[float | None, ...]
     """Rating of each sample on the section's scale; 1 and 0 for a pair, 0.5 for a tie; None if rows have no ratings."""
 
+    captions: tuple[str, ...] = ()
+    """The prompt and the other captions of the samples; empty if there is one."""
+    repeats: int = 1
+    """Times that the row counts."""
+    is_prior: bool = False
+    """Whether it is one of ``data.prior``."""
+
     @property
     def prompt(self) -> Prompt:
         """The prompt, with the other columns."""
         return prompt_of(self.text, self.metadata, self.image)
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompt with each caption."""
+        return [prompt_of(text, self.metadata, self.image) for text in self.captions or (self.text,)]
+
+    @property
+    def empty_prompt(self) -> Prompt:
+        """The prompt without its caption and the other columns, but with its images."""
+        return prompt_of("", {}, self.image)
+
     @staticmethod
     def restored(values: list[Any]) -> DataRow:
         """Return a row from its plain values."""
-        text, metadata, place, samples, ratings, image = values
-        files = tuple(DataFile.restored(sample) for sample in samples)
-        sources = restored_image(image)
-        return DataRow(place=place, text=text, metadata=metadata, samples=files, image=sources, ratings=tuple(ratings))
+        text, metadata, place, samples, ratings, image, captions, is_prior = values
+        return DataRow(
+            place=place,
+            text=text,
+            metadata=metadata,
+            samples=tuple(DataFile.restored(sample) for sample in samples),
+            image=restored_image(image),
+            ratings=tuple(ratings),
+            captions=tuple(captions),
+            is_prior=is_prior,
+        )
 
 
 def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *, texts: bool) -> DataRow:
@@ -98,6 +122,8 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
     prompt, samples, columns = _contents(row, section, place, texts)
     setting = "data.prompt" if section.trained else None
     may_be_empty = not section.trained or section.prompt == ""
+    captions = _captions(prompt, place, setting) if section.captions == "several" else ()
+    prompt = captions[0] if captions else prompt
     text = prompt if prompt == "" and may_be_empty else text_of(prompt, place, setting)
     used = {section.prompt, *columns, section.rating, section.prompt_image} - {*section.keep}
     named = section.prompt_image
@@ -114,7 +140,41 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
     except RecursionError:
         raise DataError(f"{place}: its columns are nested too deeply. Flatten them.") from None
     ratings = ((0.5, 0.5) if tie else (1.0, 0.0)) if section.paired else (_rating(row, section, place),)
-    return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, image=image, ratings=ratings)
+    return DataRow(
+        place=str(place),
+        text=text,
+        metadata=metadata,
+        samples=samples,
+        image=image,
+        ratings=ratings,
+        captions=captions if len(captions) > 1 else (),
+        repeats=_repeats(section, place, samples[0]),
+        is_prior=isinstance(section, PriorRowsSection),
+    )
+
+
+def _captions(prompt: Any, place: RowLocation, setting: str | None) -> tuple[str, ...]:
+    """Return the different captions of a list, or those on the lines of a text."""
+    lines = prompt.splitlines() if isinstance(prompt, str) else prompt
+    if not isinstance(lines, list | tuple):
+        return ()
+    texts = [each.strip() if isinstance(each, str) else each for each in lines]
+    return tuple(dict.fromkeys(text_of(each, place, setting) for each in texts if each != ""))
+
+
+def _repeats(section: DataSection, place: RowLocation, sample: DataFile) -> int:
+    if not section.repeated:
+        return 1
+    if isinstance(section.repeats, int):
+        return section.repeats
+    folder = (f"{sample.folder}/{sample.path}" if sample.path else place.source).rpartition("/")[0].rpartition("/")[2]
+    name = REPEATED.fullmatch(folder)
+    if name is None or not int(name[1]):
+        raise DataError(
+            f"{place}: its folder '{folder}' does not begin with a number above 0 and '_' (10_name), but data.repeats "
+            "is 'folders'. Rename it, or set data.repeats to a number."
+        )
+    return int(name[1])
 
 
 def _contents(

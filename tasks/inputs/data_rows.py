@@ -46,11 +46,13 @@ class DataRows:
     """Place and reason of each row that is left out."""
     identity: str
     """Identity of the data by content and order: the fingerprint of the list of identities of rows."""
+    prior: int = 0
+    """Rows of ``data.prior``, which are the last ones."""
 
 
 def contents_of(row: DataRow) -> tuple[str | Seen, ...]:
-    """Return the content of prompt and samples."""
-    return (seen(row.prompt), *(sample.key for sample in row.samples))
+    """Return the content of prompts and samples."""
+    return (*map(seen, row.prompts), *(sample.key for sample in row.samples))
 
 
 def read_data_rows(
@@ -69,6 +71,12 @@ def read_data_rows(
         texts: all samples are texts; otherwise a name that ends like an image or clip is the path of one.
     """
     reading = _Reading(section, apart)
+    for each in filter(None, (section, section.rows_of_prior())):
+        _read_source(reading, each, heldout, texts=texts)
+    return reading.read()
+
+
+def _read_source(reading: _Reading, section: DataSection, heldout: frozenset[Seen], *, texts: bool) -> None:
     rows, files, size = list[DataRow | _Refusal](), 0, 0
     for place, row in rows_of(section, texts=texts):
         try:
@@ -89,7 +97,6 @@ def read_data_rows(
             reading.keep(rows)
             rows, files, size = [], 0, 0
     reading.keep(rows)
-    return reading.read()
 
 
 def rows_of(section: DataSection, *, texts: bool = False) -> Iterator[tuple[RowLocation, Row]]:
@@ -97,7 +104,8 @@ def rows_of(section: DataSection, *, texts: bool = False) -> Iterator[tuple[RowL
     columns = {*used_columns(section.prompt), section.rating, section.messages, section.columns.get("preferred")}
     columns |= {section.sample} if texts else set()
     sample = section.chosen if section.paired else section.sample
-    names = Names(section.prompt, str(sample), not section.trained, frozenset(filter(None, columns)))
+    texts_of_tars = frozenset(filter(None, columns))
+    names = Names(section.prompt, str(sample), not section.trained, texts_of_tars, section.repeats == "folders")
     return source_rows(section.train, section.split, section.setting, names)
 
 
@@ -118,6 +126,7 @@ class _Reading:
     def __init__(self, section: DataSection, apart: frozenset[str | Seen]) -> None:
         self._section, self._apart, self._spool = section, apart, Spool()
         self._digest = hashlib.blake2b(b"[", digest_size=16)
+        self.prior = 0
 
     def keep(self, rows: list[DataRow | _Refusal]) -> None:
         for row in _keyed(rows):
@@ -130,7 +139,9 @@ class _Reading:
                         f"{row.place} has a prompt or sample of data.heldout, whose loss would not be that of held-out "
                         "rows. Remove it from one of the two."
                     )
-                self._digest.update(_checked(row, self._spool))
+                for part in _checked(row, self._spool):
+                    self._digest.update(part)
+                self.prior += row.repeats if row.is_prior else 0
             except DataError as error:
                 self._refuse(row.place, str(error))
 
@@ -145,7 +156,7 @@ class _Reading:
             raise stopped(refused)
         prompts = self._spool.items("prompts", lambda each: prompt_of(each[0], each[1], restored_image(each[2])))
         self._digest.update(b"]")
-        return DataRows(rows, prompts, refused, self._digest.hexdigest())
+        return DataRows(rows, prompts, refused, self._digest.hexdigest(), self.prior)
 
     def _refused(self) -> Sequence[_Refusal]:
         return self._spool.items("refused", lambda each: (each[0], each[1]))
@@ -158,7 +169,7 @@ class _Reading:
 
 
 def _check_held_out(row: DataRow, heldout: frozenset[Seen]) -> None:
-    if heldout and seen(row.prompt) in heldout:
+    if heldout and not heldout.isdisjoint(map(seen, row.prompts)):
         raise DataError(
             f"{row.place}: the prompt {row.text[:60]!r} is in prompts.heldout too, whose evaluation would not be of "
             "held-out prompts. Remove it from one of the two."
@@ -192,9 +203,9 @@ def _hashes(folder: str, names: list[str]) -> dict[str, str]:
     return {name: key for each in names for name, key in _hashes(folder, [each]).items()}
 
 
-def _checked(row: DataRow, spool: Spool) -> bytes:
-    """Keep a row, and return its part of the identity; refuse a pair of equal samples, and a row with the prompt and
-    samples of an earlier one."""
+def _checked(row: DataRow, spool: Spool) -> list[bytes]:
+    """Keep a row as often as it counts, and return its parts of the identity; refuse a pair of equal samples, and a
+    row with the prompt and samples of an earlier one."""
     for sample in row.samples:
         if not sample.key:
             raise DataError(f"{sample.name} cannot be read. Make it readable, or remove the row.")
@@ -206,13 +217,18 @@ def _checked(row: DataRow, spool: Spool) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{row.place}: columns must be plain JSON values: {error}.") from None
     content = f"{prompt[:-1]},{canonical_json([sample.key for sample in row.samples])}"
-    # Rows without images keep the identity that they had before prompts had some.
+    # Rows without images keep the identity that they had before prompts had some; so do those of one caption.
     image = "" if row.image is None else f",{canonical_json(row.image[1])}"
     if first := spool.seen(hash_text(f"{content}{image}]")):
         raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
     files = stored_image(row.image)
-    if spool.seen(hash_text(f"{prompt[:-1]}{image}]")) is None:
-        spool.add("prompts", f"{prompt[:-1]},{json.dumps(files)}]")
-    stored = json.dumps([row.place, [sample.stored() for sample in row.samples], row.ratings, files])
-    count = spool.add("rows", f"{prompt[:-1]},{stored[1:]}")
-    return f"{',' if count > 1 else ''}{content},{canonical_json(row.ratings)}{image}]".encode()
+    for text in row.captions or (row.text,):
+        plain = canonical_json([text, dict(row.metadata)])
+        if spool.seen(hash_text(f"{plain[:-1]}{image}]")) is None:
+            spool.add("prompts", f"{plain[:-1]},{json.dumps(files)}]")
+    samples = [sample.stored() for sample in row.samples]
+    stored = json.dumps([row.place, samples, row.ratings, files, row.captions, row.is_prior])
+    more = f",{canonical_json([row.captions, row.is_prior])}" if row.captions or row.is_prior else ""
+    identity = f"{content},{canonical_json(row.ratings)}{image}{more}]"
+    counts = [spool.add("rows", f"{prompt[:-1]},{stored[1:]}") for _ in range(row.repeats)]
+    return [f"{',' if count > 1 else ''}{identity}".encode() for count in counts]

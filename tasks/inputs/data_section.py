@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from flowmill.configs.data import DataSection, HeldOutSection
+from flowmill.configs.data import DataSection
 from flowmill.configs.errors import DataError
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.inputs.data_rows import DataRows, contents_of, read_data_rows
@@ -30,14 +30,19 @@ def data_rows_of(config: RunConfig, *, heldout: bool = False) -> DataRows:
     """
     section, prompts, apart = data_of(config), frozenset[Seen](), frozenset[str | Seen]()
     if heldout:
-        section = HeldOutSection.model_validate({**section.model_dump(), "train": section.heldout})
+        section = section.heldout_rows()
     else:
         prompts = frozenset(seen(prompt) for prompt in listed_prompts(config.prompts, "heldout"))
         others = [] if section.heldout is None else data_rows_of(config, heldout=True).rows
         apart = frozenset(content for row in others for content in contents_of(row))
-    stamps, texts = stamps_of(section.train), writes_texts(config)
+    stamps, texts = tuple(stamp for source in sources_of(section) for stamp in stamps_of(source)), writes_texts(config)
     # A forked process must not share the open database.
     return _unchanged((type(section), section.model_dump_json()), stamps, prompts, apart, texts, os.getpid())
+
+
+def sources_of(section: DataSection) -> list[str]:
+    """Return the names of the rows of a section."""
+    return [section.train, *([] if section.prior is None else [section.prior.train])]
 
 
 @lru_cache(maxsize=4)
@@ -55,8 +60,10 @@ def _unchanged(
 
 def samples_per_epoch(config: RunConfig) -> int:
     """Return the number of samples of data that an epoch trains on, at most."""
-    section, rows = data_of(config), len(data_rows_of(config).rows)
-    return min(rows, section.groups_per_epoch or rows) * (2 if section.paired else 1)
+    section, data = data_of(config), data_rows_of(config)
+    rows = len(data.rows) - data.prior
+    count = min(rows, section.groups_per_epoch or rows)
+    return (count + min(count, data.prior)) * (2 if section.paired else 1)
 
 
 def heldout_samples(config: RunConfig) -> int:

@@ -54,8 +54,8 @@ SHAPES = (
         "pairs with a label, as Pick-a-Pic",
         {
             "prompt": _PROMPTS,
-            "chosen": ("jpg_0", "image_0", "response_A", "response_a", "response_0"),
-            "rejected": ("jpg_1", "image_1", "response_B", "response_b", "response_1"),
+            "chosen": ("jpg_0", "image_0", "video_0", "response_A", "response_a", "response_0"),
+            "rejected": ("jpg_1", "image_1", "video_1", "response_B", "response_b", "response_1"),
             "preferred": ("label_0", *_LABELS),
         },
     ),

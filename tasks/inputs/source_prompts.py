@@ -13,8 +13,8 @@ from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, listed_p
 
 
 def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
-    """Return the prompts the config names, by split: train, heldout, negative when guidance needs it, and those of
-    held-out rows of data, if there are some.
+    """Return the prompts the config names, by split: train, heldout, negative when guidance needs it or rows train
+    without a caption, and those of held-out rows of data, if there are some.
 
     Those of data are read from disk on demand.
     """
@@ -27,7 +27,9 @@ def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
         _check_held_out(train, heldout)
     apart = config.data is not None and config.data.heldout is not None
     rows = {HELD_OUT_ROWS: data_rows_of(config, heldout=True).prompts} if apart else {}
-    negative = _negative(config, train, heldout, *rows.values()) if uses_guidance(config) else []
+    texts = [config.model.negative_prompt] if uses_guidance(config) else []
+    texts += [""] if config.data is not None and config.data.empty_captions > 0 else []
+    negative = [each for text in dict.fromkeys(texts) for each in _of_images(text, train, heldout, *rows.values())]
     return {"train": train, "heldout": heldout, "negative": negative, **rows}
 
 
@@ -45,9 +47,8 @@ def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
     )
 
 
-def _negative(config: RunConfig, *splits: Sequence[Prompt]) -> list[Prompt]:
-    """Return the negative prompt, once for each set of start images if prompts have some."""
-    text = config.model.negative_prompt
+def _of_images(text: str, *splits: Sequence[Prompt]) -> list[Prompt]:
+    """Return a prompt, once for each set of start images if prompts have some."""
     images = {prompt.metadata[IMAGE]: prompt.images for prompt in chain(*splits) if prompt.images}
     if not images:
         return [Prompt(text=text)]

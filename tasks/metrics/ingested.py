@@ -57,7 +57,7 @@ def ingested_figures(store: ArtifactStore, ref: ArtifactRef, section: DataSectio
         ref: the artifact of the ingest stage.
         section: the run's section of data.
     """
-    manifest, table = store.require(ref), artifact_table(store, ref).select(["prompt", "metadata"])
+    manifest, table = store.require(ref), artifact_table(store, ref).select(["sample_id", "prompt", "metadata"])
     refused: list[tuple[str, str]] = []
     for record in store.shards(ref):
         refused += json.loads((store.folder(ref, record) / REFUSED).read_text())
@@ -68,7 +68,8 @@ def ingested_figures(store: ArtifactStore, ref: ArtifactRef, section: DataSectio
     return IngestedFigures(
         source=source.name if source.is_absolute() else section.train,
         kind="pairs" if section.paired else "rated samples" if section.rating is not None else "samples",
-        rows=samples // 2 if section.paired else samples,
+        # The names of a row's samples begin alike.
+        rows=len({name.partition("-")[0] for name in table.column("sample_id").to_pylist()}),
         samples=samples,
         prompts=len(set(table.column("prompt").to_pylist())),
         size=manifest.size,

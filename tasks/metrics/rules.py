@@ -120,7 +120,11 @@ def _nearer(config: RunConfig) -> str:
 def _clipped(history: History) -> str | None:
     low, high = history.last("optimize/clip_low/last"), history.last("optimize/clip_high/last")
     share = low[0] + high[0] if low and high else 0.0
-    return f"{share:.0%} of the rows of the last update are clipped" if share >= 0.9 else None
+    return (
+        f"{share:.0%} of the rows of the last update are clipped (too far from the rollout's policy), and train nothing"
+        if share >= 0.9
+        else None
+    )
 
 
 def _exploding(history: History) -> str | None:

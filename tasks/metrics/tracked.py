@@ -142,7 +142,7 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     config, chain = context.config, context.chain
     model = config.model
     base = model.base_name if model.path else f"the built-in '{model.base_name}'"
-    rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
+    rewards = " + ".join(reward.weighted for reward in config.rewards)
     sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
     prompts = " + ".join(Path(list_name(source)).name for source in sources)
     aim = "for" if config.data is None else "judged by"

@@ -213,6 +213,7 @@ class RunView:
             import pyarrow.compute as pc
 
             table = table.filter(pc.is_in(table["sample_id"], value_set=scores["sample_id"].combine_chunks()))
+            table = self._as_trained(table, scores)
         table = self._with_list(table, ref) if evaluation else table
         if self.config.render is not None and self.chain.find(epoch, drawn) is not None:
             formats = pa.array([self.config.render.format] * table.num_rows, pa.string())
@@ -225,6 +226,19 @@ class RunView:
             part = read_rows(self.store, advantages, "token_advantages")
             table = joined(table, part, {column: column for column in part.column_names[1:]})
         return joined(table, scores, {name: name for name in notes})
+
+    def _as_trained(self, table: pa.Table, scores: pa.Table) -> pa.Table:
+        """Return samples of data with the prompts of an epoch, which draws one of several captions, or none."""
+        if self.config.data is None or not self.config.data.variants:
+            return table
+        trained = dict(zip(*(scores[name].to_pylist() for name in ("sample_id", "prompt_id")), strict=True))
+        ids = [trained[name] for name in table["sample_id"].to_pylist()]
+        texts = {each.id: each.text for each in self.context.prompts_by_id.values()}
+        for name, values in {"prompt_id": ids, "prompt": [texts[each] for each in ids]}.items():
+            table = table.set_column(
+                table.column_names.index(name), table.schema.field(name), pa.array(values, pa.string())
+            )
+        return table
 
     def turns(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
         """Return every turn of an epoch's samples, in runs with ``render.turns``.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -25,7 +26,8 @@ _RESAMPLING = Image.Resampling.LANCZOS
 
 
 def read_media(making: SamplingContext, sample: DataSample, data: bytes, fps: int | None = None) -> np.ndarray:
-    """Return an image (H, W, 3) or clip (F, H, W, 3) of the configured size, uint8, upright and center-cropped.
+    """Return an image (H, W, 3) or clip (F, H, W, 3) of the configured size, uint8, upright, cropped and mirrored as
+    the sample says.
 
     With ``data.buckets`` the size is that of the nearest aspect ratio to the first sample of the row, so that samples
     of a pair have one size.
@@ -46,8 +48,9 @@ def read_media(making: SamplingContext, sample: DataSample, data: bytes, fps: in
     except (OSError, ValueError) as error:
         raise DataError(f"{name} cannot be read as an image or clip: {error}. Save it again, or remove it.") from None
     height, width = nearest(buckets, *shaped[0].shape[:2]) if buckets else (model.height, model.width)
-    fitted = [ImageOps.fit(Image.fromarray(each), (width, height), _RESAMPLING) for each in frames]
-    pixels = np.stack([np.asarray(each, np.uint8) for each in fitted])
+    fit = partial(ImageOps.fit, size=(width, height), method=_RESAMPLING, centering=sample.window)
+    pixels = np.stack([np.asarray(fit(Image.fromarray(each)), np.uint8) for each in frames])
+    pixels = np.ascontiguousarray(pixels[:, :, ::-1]) if sample.mirrored else pixels
     return pixels[0] if model.frames == 1 else pixels
 
 

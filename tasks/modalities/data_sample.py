@@ -26,6 +26,11 @@ class DataSample:
     replica: int
     """Its position within the row: 0 for a single or chosen sample, 1 for a rejected one."""
 
+    window: tuple[float, float] = (0.5, 0.5)
+    """Where the window of a crop is, across and down: 0 is the left or upper end, 1 the other."""
+    mirrored: bool = False
+    """Whether left and right are exchanged."""
+
     def columns(self) -> dict[str, Any]:
         """Return the fields of its ``Sample`` that do not depend on the kind of policy."""
         return {

@@ -59,6 +59,8 @@ class SampleSet(ABC):
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
         """(N,) float32; NaN for samples that are left out."""
         self.rewards: np.ndarray = advantages.column("reward").to_numpy()[order]
+        self.factors: np.ndarray = np.ones(len(order), np.float32)
+        """(N,) factor of the loss of each sample."""
         # Policy n is the result of epoch n; epoch n starts from policy n - 1.
         start = int(self.reader.epochs.max(initial=1)) - 1
         self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)
@@ -176,7 +178,7 @@ class SampleSet(ABC):
             "advantages": tensor_of(self.advantages[rows[:, 0]], device),
             "weights": tensor_of(np.arange(size) < count, device),
             "units": index_of(numbers, device),
-            "importance": tensor_of([self._importance.get(key, 1.0) for key in keys], device),
+            "importance": tensor_of([self._importance.get(k, 1.0) * self.factors[k[0]] for k in keys], device),
             "count": count,
             "age": torch.from_numpy(self.ages[rows[:, 0]].astype(np.int64)),
             "step": torch.from_numpy(self.steps(rows).astype(np.int64)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from flowmill.configs.errors import StoreError
-from flowmill.configs.escaping import command
+from flowmill.configs.escaping import command, quoted
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checksummed_json import seal
@@ -24,16 +25,11 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories import schema
 from flowmill.storage.trajectories.tables import write_rows
 from flowmill.tasks.metrics.samples import shards_of
-from flowmill.tasks.ratings.request import RaterName
+from flowmill.tasks.ratings.request import STARS, RaterName, Task
 
 _STAGE, _VERSION, _SHARD = "rate", 1, "all"
-Key = tuple[tuple[str, str], tuple[str, str]]
-"""(artifact, sample id) of both samples of a pair, sorted: the pair whatever its order."""
-
-
-def as_key(one: tuple[str, str], other: tuple[str, str]) -> Key:
-    """Return the pair of two samples, each (artifact, sample id)."""
-    return (one, other) if one <= other else (other, one)
+Key = tuple[tuple[str, str], ...]
+"""(artifact, sample id) of each sample of a pair or group, sorted: the pair whatever its order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,28 +58,73 @@ class RatingAnswer(Record):
     """Time that the answer took."""
     withdraws: int = 0
     """Number of the earlier answer, equal to this record, that it withdraws; 0: it is an answer."""
+    task: Task = "compare"
+    """What the rater did."""
+    question: str = ""
+    """The question; empty: the usual one of the task."""
+    others: tuple[tuple[Artifact, str], ...] = ()
+    """Artifact and id of the third sample of a group and of further ones, in the order of the page."""
+    values: tuple[int, ...] = ()
+    """Stars or ranks, of which 1 is the best, of all samples of a group; empty if it was skipped."""
+    both_bad: bool = False
+    """Whether neither is better as both are bad."""
+    note: Annotated[str, Field(max_length=500)] = ""
+    """Remark of the rater."""
+
+    @property
+    def samples(self) -> Key:
+        """All samples, in the order of the page."""
+        return ((self.first_artifact, self.first_sample), (self.second_artifact, self.second_sample), *self.others)
 
     @property
     def key(self) -> Key:
-        """The pair."""
-        return as_key((self.first_artifact, self.first_sample), (self.second_artifact, self.second_sample))
+        """The pair or group."""
+        return tuple(sorted(self.samples))
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the rater gave no opinion."""
+        return self.preferred is None and not self.values
+
+    def comparisons(self) -> list[RatingAnswer]:
+        """Return the answer as comparisons, of each two samples of a group; none if it was skipped."""
+        if not self.values:
+            return [] if self.skipped else [self]
+        sign = 1 if self.task == "stars" else -1
+        return [
+            replace(
+                self,
+                first_artifact=one[0],
+                first_sample=one[1],
+                second_artifact=other[0],
+                second_sample=other[1],
+                others=(),
+                values=(value, another),
+                preferred=0.5 if value == another else float(sign * value > sign * another),
+            )
+            for (one, value), (other, another) in combinations(zip(self.samples, self.values, strict=True), 2)
+        ]
 
     def place(self, where: str) -> str:
         """Return the path of the answer in the run of a path, with the number of that path."""
         return layout.run_series(where.split("/")[1], RATINGS, number_of(where))
 
 
-def answers_of(run: RunFolder) -> dict[int, RatingAnswer]:
+def answers_of(run: RunFolder, question: str | None = None) -> dict[int, RatingAnswer]:
     """Return the answers of a run by number, in order, skipped pairs included and withdrawn answers left out.
 
     If two processes stored answers of one rater to the same pair, the first one counts.
+
+    Args:
+        run: the run.
+        question: the question whose answers are returned; None: answers to all questions.
     """
     records = {number_of(path): _decoded(data, path) for path, data in run.series(RATINGS).items()}
     withdrawn = {record.withdraws for record in records.values()}
-    latest: dict[tuple[str, Key], tuple[int, RatingAnswer]] = {}
+    latest: dict[tuple[str, str, Task, Key], tuple[int, RatingAnswer]] = {}
     for number, record in records.items():
-        if not record.withdraws and number not in withdrawn:
-            latest.setdefault((record.rater, record.key), (number, record))
+        if not record.withdraws and number not in withdrawn and question in (None, record.question):
+            latest.setdefault((record.rater, record.question, record.task, record.key), (number, record))
     return dict(latest.values())
 
 
@@ -95,17 +136,36 @@ def _decoded(data: bytes, path: str) -> RatingAnswer:
 
 def append_answer(run: RunFolder, answer: RatingAnswer) -> None:
     """Store an answer durably: it is synced to disk before this returns."""
-    answer = RatingAnswer.parse(seal(asdict(answer)), f"The answer of '{answer.rater}'")
-    for artifact, sample in answer.key:
-        if _prompts(run.store, ArtifactRef.parse(artifact)).get(sample) != answer.prompt_id:
-            raise StoreError(f"{artifact} has no sample '{sample}' of prompt '{answer.prompt_id}'.")
-    if len(set(answer.key)) < 2:
-        raise StoreError(f"Sample '{answer.first_sample}' cannot be compared with itself.")
-    if any(each.rater == answer.rater and each.key == answer.key for each in answers_of(run).values()):
+    check_answer(run, answer)
+    same = (answer.rater, answer.task, answer.key)
+    if same in ((each.rater, each.task, each.key) for each in answers_of(run, answer.question).values()):
         raise StoreError(
             f"'{answer.rater}' has answered this pair already. An answer is changed by undoing it and answering again."
         )
     _store(run, answer)
+
+
+def check_answer(run: RunFolder, answer: RatingAnswer) -> None:
+    """Check that an answer is one to its task, of samples of its prompt."""
+    RatingAnswer.parse(seal(asdict(answer)), f"The answer of '{answer.rater}'")
+    for artifact, sample in answer.key:
+        if _prompts(run.store, ArtifactRef.parse(artifact)).get(sample) != answer.prompt_id:
+            raise StoreError(f"{artifact} has no sample '{sample}' of prompt '{answer.prompt_id}'.")
+    if len(set(answer.key)) < len(answer.key):
+        raise StoreError(f"Sample '{answer.first_sample}' cannot be compared with itself.")
+    _check_values(answer)
+
+
+def _check_values(answer: RatingAnswer) -> None:
+    most = STARS if answer.task == "stars" else len(answer.samples)
+    numbers = answer.preferred is None and len(answer.values) == len(answer.samples)
+    fits = not (answer.values or answer.others) if answer.task == "compare" else answer.skipped or numbers
+    if not fits or not all(1 <= value <= most for value in answer.values):
+        raise StoreError(
+            f"The answer is for another question: '{answer.task}' of {len(answer.samples)} samples has "
+            f"{'a preference' if answer.task == 'compare' else f'a number from 1 to {most} for each'}. It is not "
+            "stored; reload the page."
+        )
 
 
 def withdraw_answer(run: RunFolder, number: int) -> None:
@@ -138,11 +198,11 @@ def _store(run: RunFolder, answer: RatingAnswer) -> None:
         ) from error
 
 
-def commit_preferences(run: RunFolder) -> ArtifactRef:
-    """Make the answers of a run an artifact of kind ``preferences``; equal answers are the same artifact."""
-    rows = _rows(answers_of(run))
+def commit_preferences(run: RunFolder, question: str = "") -> ArtifactRef:
+    """Make the answers to a question an artifact of kind ``preferences``; equal answers are the same artifact."""
+    rows = _rows(answers_of(run, question))
     if not rows["number"]:
-        raise StoreError(no_answers(run))
+        raise StoreError(no_answers(run, question))
     inputs = sorted({*rows["first_artifact"], *rows["second_artifact"]})
     options = {"answers": fingerprint(rows)}
     work: dict[str, Any] = {"stage": _STAGE, "version": _VERSION, "options": options, "inputs": inputs}
@@ -157,14 +217,26 @@ def commit_preferences(run: RunFolder) -> ArtifactRef:
     return ref
 
 
-def no_answers(run: RunFolder) -> str:
-    """Return the message that a run has no answers."""
-    return f"Run '{run.name}' has no answers of raters yet. '{command('flowmill', 'rate', run.name)}' asks for them."
+def no_answers(run: RunFolder, question: str) -> str:
+    """Return the message that a run has no answers to a question."""
+    others = sorted({each.question for each in answers_of(run).values()} - {question})
+    named = ", ".join(f"--question {quoted(each)}" if each else "the usual one" for each in others)
+    elsewhere = f" It has answers to other questions: {named}." if others else ""
+    to = f" to the question {quoted(question)}" if question else ""
+    return (
+        f"Run '{run.name}' has no answers of raters{to} yet. '{command('flowmill', 'rate', run.name)}' asks for them."
+        f"{elsewhere}"
+    )
+
+
+def comparisons_of(answers: Iterable[RatingAnswer]) -> list[RatingAnswer]:
+    """Return answers as comparisons of two samples each, without skipped ones."""
+    return [comparison for answer in answers for comparison in answer.comparisons()]
 
 
 def _rows(answers: Mapping[int, RatingAnswer]) -> dict[str, list[Any]]:
-    """Return the columns of the table of preferences, without skipped pairs."""
-    rows = [{**asdict(answer), "number": number} for number, answer in answers.items() if answer.preferred is not None]
+    """Return the columns of the table of preferences."""
+    rows = [{**asdict(each), "number": number} for number, answer in answers.items() for each in answer.comparisons()]
     return {name: [row[name] for row in rows] for name in schema.PREFERENCES.names}
 
 

@@ -18,7 +18,7 @@ from flowmill.storage.artifacts.lineage import LineageEntry, list_runs, readable
 from flowmill.tasks.algorithms.resampling import mean_with_interval
 from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.ratings.answers import Key, RatingAnswer, answers_of, no_answers
+from flowmill.tasks.ratings.answers import Key, RatingAnswer, answers_of, comparisons_of, no_answers
 from flowmill.tasks.runs.context import RunContext
 
 #: Preferences on one side only that make a warning: a fair rater gives so many in fewer than 1 of 100 cases.
@@ -27,18 +27,18 @@ _ALL = "all"
 Row = dict[str, Any]
 
 
-def rating_report(context: RunContext) -> dict[str, list[Row]]:
-    """Return the figures of a run's answers.
+def rating_report(context: RunContext, question: str = "") -> dict[str, list[Row]]:
+    """Return the figures of a run's answers to a question; stars and ranks count as comparisons of each two samples.
 
     Returns:
         'wins': win rates between rollouts or evaluations, and of the samples with the higher score of each reward, see
         ``win_rates``. 'raters': of each rater the numbers of answers, ties and skipped pairs, the share of preferences
         for the left sample, the median seconds, and a warning if all are on one side. 'agreement': see ``agreements``.
     """
-    answers = list(answers_of(context.run).values())
+    answers = list(answers_of(context.run, question).values())
     if not answers:
-        raise StoreError(no_answers(context.run))
-    preferences = [answer for answer in answers if answer.preferred is not None]
+        raise StoreError(no_answers(context.run, question))
+    preferences = comparisons_of(answers)
     places = _places(context, {artifact for answer in preferences for artifact, _ in answer.key})
     sources = {prompt: record.metadata.get(SOURCE, _ALL) for prompt, record in context.prompts_by_id.items()}
     compared = {**_between(preferences, [*places]), **_by_score(preferences, _scores(context, places))}
@@ -116,6 +116,16 @@ def agreements(answers: Iterable[RatingAnswer]) -> list[Row]:
     return rows
 
 
+def disputed(answers: Iterable[RatingAnswer]) -> list[list[RatingAnswer]]:
+    """Return the comparisons of each pair of which raters prefer either sample, the most divided pairs first."""
+    by_pair: dict[Key, list[RatingAnswer]] = {}
+    for each in answers:
+        by_pair.setdefault(each.key, []).append(each)
+    votes = {key: [_preferred(each, key[0]) for each in rows] for key, rows in by_pair.items()}
+    split = [key for key, values in votes.items() if {0.0, 1.0} <= {*values}]
+    return [by_pair[key] for key in sorted(split, key=lambda key: (abs(fmean(votes[key]) - 0.5), -len(votes[key])))]
+
+
 def agreement_of(votes: np.ndarray) -> tuple[float, float]:
     """Return the observed share of equal answers of (K, N) answers, and the share expected by chance.
 
@@ -162,16 +172,29 @@ def _by_score(answers: Iterable[RatingAnswer], scores: Mapping[str, Mapping[tupl
 def _rater(name: str, answers: Collection[RatingAnswer]) -> Row:
     values = Counter(answer.preferred for answer in answers)
     decided = values[1.0] + values[0.0]
-    one_sided = decided >= _ONE_SIDED and decided in (values[1.0], values[0.0])
-    side = "left" if values[1.0] else "right"
+    opinions = [answer for answer in answers if not answer.skipped]
+    # Ties, and the same stars for all samples, may well repeat.
+    habits = Counter(
+        f"order {', '.join(map(str, answer.values))}"
+        if answer.values
+        else "left one"
+        if answer.preferred
+        else "right one"
+        for answer in opinions
+        if answer.preferred != 0.5 and len({*answer.values}) != 1
+    )
+    one_sided = len(habits) == 1 and habits.total() >= _ONE_SIDED
     return {
         "rater": name,
-        "answers": decided + values[0.5],
+        "answers": len(opinions),
         "ties": values[0.5],
-        "skipped": values[None],
+        "both_bad": sum(answer.both_bad for answer in answers),
+        "skipped": len(answers) - len(opinions),
         "left": values[1.0] / decided if decided else None,
         "seconds": median(answer.seconds for answer in answers),
-        "warning": f"always the {side} one, though sides are drawn: not about the samples" if one_sided else None,
+        "warning": f"always the {next(iter(habits))}, though sides are drawn: not about the samples"
+        if one_sided
+        else None,
     }
 
 

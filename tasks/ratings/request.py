@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -12,6 +13,10 @@ TOKEN = "FLOWMILL_RATE_TOKEN"
 """Environment variable with the token of raters."""
 RaterName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[\w .@+-]+$")]
 """Name of a rater."""
+Task = Literal["compare", "stars", "rank"]
+"""The answer to a group of samples: which of two is better, stars for each, or the rank of each."""
+STARS = 5
+"""Most stars of a sample."""
 
 
 class RateRequest(BaseModel):
@@ -27,10 +32,20 @@ class RateRequest(BaseModel):
     """Compare samples of the rollout of this epoch; with --against, evaluations of this epoch."""
     evaluation: bool = False
     """Compare samples of the evaluation of --epoch, not of its rollout."""
+    task: Task = "compare"
+    """compare: which of two samples is better; stars: 1 to 5 for each sample of a group; rank: the order of a group."""
+    group: Annotated[int, CommandLine(metavar="N")] = Field(default=4, ge=2, le=6)
+    """Samples of a prompt that --task stars and rank show together."""
+    question: Annotated[str, CommandLine(metavar="TEXT")] = Field(default="", max_length=300)
+    """Question to raters, in place of the task's usual one; answers to other questions are apart."""
+    guidelines: Annotated[Path | None, CommandLine(metavar="FILE")] = None
+    """Text file that raters read first, and can read again."""
     rater: Annotated[RaterName | None, CommandLine(metavar="NAME")] = None
     """Name of the rater, for the printed link; without a name in its link the page requests one."""
     pairs: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
-    """Number of pairs for each rater; all when absent."""
+    """Number of pairs or groups for each rater; all when absent."""
+    overlap: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
+    """Number of raters who answer each pair or group; all raters when absent."""
     scorer: Annotated[str | None, CommandLine(metavar="REWARD")] = None
     """Prefer pairs whose scores by this reward are closest; then win rates are of these pairs only."""
     seed: int = 0

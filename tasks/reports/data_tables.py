@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flowmill.configs.human_units import size
-from flowmill.tasks.fitting.figures import accuracy_text
-from flowmill.tasks.fitting.provenance import backbone_text, fitted_rewards
+from flowmill.tasks.export.provenance import accuracy_text, backbone_text, fitted_rewards
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.ratings.answers import answers_of
 from flowmill.tasks.ratings.figures import rate_text, rating_report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from flowmill.configs.errors import ConfigError
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -13,14 +14,20 @@ from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.specs.graph import TURN, Node
 from flowmill.tasks.specs.stages import stage_spec
 
+#: Instead of an epoch: the one with the best held-out score.
+BEST: Literal["best"] = "best"
 _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
 
 
-def model_address(text: str) -> tuple[str, int | None]:
-    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; None means the last epoch."""
+def model_address(text: str) -> tuple[str, int | Literal["best"] | None]:
+    """Return run and epoch of a model named ``RUN``, ``RUN@EPOCH`` or ``RUN@best``; None means the last epoch."""
     run, at, epoch = text.partition("@")
+    if epoch == BEST:
+        return run, BEST
     if at and not (epoch.isascii() and epoch.isdecimal()):
-        raise ConfigError(f"'{text}' is no address of a model: '{epoch}' is no epoch. Write RUN, or RUN@EPOCH.")
+        raise ConfigError(
+            f"'{text}' is no address of a model: '{epoch}' is no epoch. Write RUN, RUN@EPOCH, or RUN@best."
+        )
     return run, int(epoch) if at else None
 
 

@@ -53,6 +53,6 @@ def length_note(config: RunConfig, own: RunConfig) -> str | None:
         return None
     return (
         f"Run '{own.run.name}' has {own.run.epochs} epochs and the config asks for {config.run.epochs}: it keeps "
-        f"them. With --rewind it would end after epoch {config.run.epochs}: later epochs would become side results, "
-        "and MLflow's curves and the alias 'champion' would go back."
+        f"them. With --rewind it would end after epoch {config.run.epochs}: later epochs would stay in the "
+        "store, outside the run, and MLflow's curves and its alias 'champion', of the best model, would go back."
     )

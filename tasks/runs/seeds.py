@@ -32,9 +32,14 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def drawn(*parts: int | str) -> np.random.Generator:
+    """Return the generator of numbers for ``parts``."""
+    return np.random.Generator(np.random.PCG64(derive(*parts)))
+
+
 def permutation(count: int, *parts: int | str) -> np.ndarray:
     """Return a (count,) permutation for ``parts``."""
-    return np.random.Generator(np.random.PCG64(derive(*parts))).permutation(count)
+    return drawn(*parts).permutation(count)
 
 
 def epoch_prompts(count: int, per_epoch: int, *, seed: int, epoch: int) -> list[int]:

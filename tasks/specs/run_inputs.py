@@ -13,7 +13,7 @@ from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
-from flowmill.tasks.inputs.data_section import data_of, data_rows_of
+from flowmill.tasks.inputs.data_section import data_of, data_rows_of, sources_of
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.renderer import render_of
 from flowmill.tasks.inputs.rows.files import is_there
@@ -142,8 +142,9 @@ class RunInputs:
         """Return the identity of ingested samples, or with a slot of the held-out ones; as recorded if the run is only
         read, or their source is gone."""
         section = data_of(self.config)
-        source = str(section.heldout if slot else section.train)
-        for entry in reversed(self.run.entries_of(0, "ingest", slot)) if self.reads or not is_there(source) else ():
+        sources = [str(section.heldout)] if slot else sources_of(section)
+        gone = self.reads or not all(map(is_there, sources))
+        for entry in reversed(self.run.entries_of(0, "ingest", slot)) if gone else ():
             manifest = self.store.manifest(entry.ref)
             if manifest is not None:
                 return str(manifest.options["data"])

@@ -27,6 +27,8 @@ from flowmill.tasks.stages.stage import Output, Shard, Stage
 if TYPE_CHECKING:
     from flowmill.models.policies.parts import Part
 
+#: Columns of the table of variants.
+_VARIANTS = ("sample_id", "row", "view", "captions", "empty", "prior")
 #: Seconds in which rows after an unusable one are read too.
 _LOOK_S = 60.0
 
@@ -42,6 +44,7 @@ class IngestStage(Stage):
             "data": self.facts.data_identity(self.slot),
             "store": self.config.rollout.store,
             **modality_spec(self.config).given_options(self.config),
+            **({"variants": self._variants} if self._variants else {}),
         }
 
     def upstream(self) -> tuple[Node, ...]:
@@ -79,6 +82,7 @@ class IngestStage(Stage):
         making = SamplingContext(context=self.context, host=self.host, policy=self.inputs()[0], epoch=0)
         refused = list(self._data.refused) if shard.start == 0 else []
         rewards: dict[str, list[Any]] = {name: [] for name in ("sample_id", "prompt_id", "group_id", "reward", "note")}
+        variants: dict[str, list[Any]] = {name: [] for name in _VARIANTS}
         form, size = media_format(self.config), decode_rows(self.config)
         store = open_trajectory_store(self.config.rollout.store)
         with ShardWriter(store.writer(folder, form), lambda media: None) as writer:
@@ -87,11 +91,12 @@ class IngestStage(Stage):
                 read = self._read(making, number, row, refused)
                 if refused and data_of(self.config).bad_rows == "stop":
                     raise self._stopped(making, number, refused)
-                for (sample, _), rating in zip(read, row.ratings, strict=False):
-                    values = (sample.name, sample.prompt.id, sample.group, rating, row.place)
-                    for name, value in zip(rewards, values, strict=True):
-                        rewards[name].append(value)
-                waiting += read
+                ids = ([prompt.id for prompt in row.prompts], row.empty_prompt.id) if self._variants else ([], "")
+                for view, sample, _ in read:
+                    rating = row.ratings[sample.replica]
+                    _append(rewards, (sample.name, sample.prompt.id, sample.group, rating, row.place))
+                    _append(variants, (sample.name, number, view, *ids, row.is_prior))
+                waiting += [(sample, content) for _, sample, content in read]
                 while len(waiting) >= size or (waiting and number + 1 == shard.stop):
                     part, waiting = waiting[:size], waiting[size:]
                     writer.add(self.policy_kind.given(making, *map(list, zip(*part, strict=True))))
@@ -100,6 +105,8 @@ class IngestStage(Stage):
             written = writer.end()
         labels = {"artifact": str(self.ref), "reward_name": "given", "reward_options": "{}"}
         write_rows("rewards", folder, rewards, labels)
+        if self._variants:
+            write_rows("variants", folder, variants)
         stored = [(place, without_process(reason)) for place, reason in refused]
         (folder / REFUSED).write_text(canonical_json(stored))
         summary = {"rows": shard.stop - shard.start, "refused": len(refused)}
@@ -116,37 +123,64 @@ class IngestStage(Stage):
         names = ("rows", "refused")
         return {**{name: sum(record.summary[name] for record in records) for name in names}, "samples": samples}
 
+    @property
+    def _variants(self) -> Mapping[str, Any]:
+        """How rows are encoded in several ways; held-out ones are not."""
+        return {} if self.slot else data_of(self.config).variants
+
     @cached_property
     def _data(self) -> DataRows:
         return data_rows_of(self.config, heldout=bool(self.slot))
 
     def _read(
         self, making: SamplingContext, number: int, row: DataRow, refused: list[tuple[str, str]]
-    ) -> list[tuple[DataSample, Any]]:
-        """Return the samples of a row with their contents; none if it cannot be used."""
-        prompt = row.prompt
-        grouped = data_of(self.config).rating is not None
-        samples = [
-            DataSample(
-                file=file,
-                prompt=prompt,
-                name=f"d{number:08d}-{prompt.id}-{replica}",
-                group=prompt.id if grouped else f"d{number:08d}",
-                first=row.samples[0],
-                replica=replica,
-            )
-            for replica, file in enumerate(row.samples)
-        ]
+    ) -> list[tuple[int, DataSample, Any]]:
+        """Return view, samples and their contents of a row, without equal views; none if it cannot be used."""
+        read: list[tuple[int, DataSample, Any]] = []
+        seen: list[list[Any]] = []
         try:
-            contents = [self.policy_kind.read_given(making, sample) for sample in samples]
-            if len(contents) == 2 and self.policy_kind.same_given(*contents):
-                raise DataError(
-                    f"{row.place}: chosen and rejected sample are equal, as the model sees them. Remove the row."
-                )
-            return list(zip(samples, contents, strict=True))
+            for window, mirrored in self._views(number):
+                samples = self._samples(number, row, len(seen), window=window, mirrored=mirrored)
+                contents = [self.policy_kind.read_given(making, sample) for sample in samples]
+                if len(contents) == 2 and self.policy_kind.same_given(*contents):
+                    raise DataError(
+                        f"{row.place}: chosen and rejected sample are equal, as the model sees them. Remove the row."
+                    )
+                # Crops of a sample of the model's shape are equal.
+                if not any(all(map(self.policy_kind.same_given, contents, each)) for each in seen):
+                    read += [(len(seen), *each) for each in zip(samples, contents, strict=True)]
+                    seen.append(contents)
         except DataError as error:
             refused.append((row.place, str(error)))
             return []
+        return read
+
+    def _samples(self, number: int, row: DataRow, view: int, **seen_as: Any) -> list[DataSample]:
+        prompt = row.prompt
+        grouped = data_of(self.config).rating is not None
+        return [
+            DataSample(
+                file=file,
+                prompt=prompt,
+                name=f"d{number:08d}-{prompt.id}-{replica}{f'-{view}' if view else ''}",
+                group=prompt.id if grouped else f"d{number:08d}",
+                first=row.samples[0],
+                replica=replica,
+                **seen_as,
+            )
+            for replica, file in enumerate(row.samples)
+        ]
+
+    def _views(self, number: int) -> list[tuple[tuple[float, float], bool]]:
+        """Return the windows of a row, each as it is and mirrored if that is set; equal for runs of all seeds."""
+        from flowmill.tasks.runs.seeds import drawn
+
+        windows = [(0.5, 0.5)]
+        if count := self._variants.get("windows", 0):
+            windows = [tuple(drawn("window", number, place).random(2).tolist()) for place in range(count)]
+        return [
+            (window, each) for window in windows for each in ((False, True) if self._variants.get("flip") else (False,))
+        ]
 
     def _stopped(self, making: SamplingContext, number: int, refused: list[tuple[str, str]]) -> DataError:
         """Return the error of a row that cannot be used and of the rows after it, as many as are read in a minute."""
@@ -156,6 +190,11 @@ class IngestStage(Stage):
                 return DataError(f"{stopped(refused)}\nThe rows from {row.place} on were not read yet.")
             self._read(making, later, row, refused)
         return stopped(refused)
+
+
+def _append(columns: Mapping[str, list[Any]], row: Sequence[Any]) -> None:
+    for name, value in zip(columns, row, strict=True):
+        columns[name].append(value)
 
 
 def _range(name: str) -> tuple[int, int]:

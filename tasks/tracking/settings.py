@@ -68,7 +68,7 @@ def _main_settings(config: RunConfig) -> dict[str, Any]:
         "family": model.policy,
         "model.quantize.name": model.quantizer,
         "trained": "all weights" if lora is None else f"LoRA {lora.brief()}",
-        "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
+        "rewards": ", ".join(reward.weighted for reward in config.rewards),
         "sampler": rollout.sampler.name,
         "plan": rollout.plan.name,
         "rollout.steps": rollout.steps,

@@ -71,8 +71,8 @@ class TrainingData:
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
         if self.context.plan.has_data:
             # An epoch trains on some of the ingested samples.
-            chosen = advantages.column("sample_id").combine_chunks()
-            shards = [part for shard in shards if (part := shard.only(chosen)).table.num_rows]
+            chosen = [advantages.column(name).combine_chunks() for name in ("sample_id", "prompt_id")]
+            shards = [part for shard in shards if (part := shard.only(*chosen)).table.num_rows]
         training = Training(
             context=self.context,
             host=host,
@@ -84,6 +84,8 @@ class TrainingData:
         samples = self.kind.training_set(training, shards, advantages, requires)
         if replay is not None:
             samples.choose(replay, requires)
+        if self.config.data is not None and self.config.data.prior is not None:
+            samples.factors = samples.advantages
         return samples
 
     def earned(self) -> pa.Table:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flowmill.configs.errors import FlowmillError
+from flowmill.configs.errors import DivergedError
 from flowmill.configs.schema import OptimizeSection
 from flowmill.models.devices import as_here
 from flowmill.models.policies.compute_meter import backward
@@ -321,7 +321,7 @@ def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:
 def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:
     loss = means.get("loss", 0.0)
     if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
-        raise FlowmillError(
+        raise DivergedError(
             f"optimize: update {number + 1} of this epoch has loss {loss} and gradient norm {gradient_norm}; training "
             "on it would destroy the policy. Lower optimize.learning_rate or rollout noise, or take model.dtype "
             "bfloat16 instead of float16; finished epochs are kept."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -197,10 +198,8 @@ def test_two_epochs_are_compared_from_the_same_noise(make_config: Make, monkeypa
     run = flowmill.open(str(context.config.store.root)).run("small")
     monkeypatch.setattr(sys, "argv", [PAGE, run.store.root, "small", ""])
     page = AppTest.from_file(PAGE, default_timeout=60).run()
-    page.toggle(key="compare").set_value(True).run()
-    assert "has nothing with the noise of the rollout of epoch 1" in page.error[0].value
-    page.selectbox(key="samples").set_value("evaluation of epoch 1").run()
     assert not page.exception
+    assert page.selectbox(key="samples").value == "evaluation of epoch 1"
     assert page.selectbox(key="other_samples").options == ["evaluation of epoch 0"]
     before, after = (run.evaluation(epoch).to_pandas().set_index(NOISE) for epoch in (0, 1))
     assert f"{len(after)} of {len(after)} samples" in page.subheader[0].value
@@ -210,6 +209,41 @@ def test_two_epochs_are_compared_from_the_same_noise(make_config: Make, monkeypa
     name = "reward.jpeg_compressibility"
     change = float(opened[name].iloc[0] - before[name][opened.index[0]])
     assert float(page.table[0].value.value[in_markdown(f"change.{name}")]) == pytest.approx(change, rel=1e-3)
+
+
+def test_samples_without_the_noise_of_others_are_shown_alone(page: Any) -> None:
+    assert page.toggle(key="compare").value
+    assert not page.error
+    assert [each.value for each in page.caption if "has nothing else with the noise of the rollout" in each.value]
+
+
+def test_the_page_follows_a_run_at_work(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = prepare(make_config())
+    evaluate(context, 0)
+    monkeypatch.setattr(sys, "argv", [PAGE, str(context.config.store.root), "small", ""])
+    page = AppTest.from_file(PAGE, default_timeout=60).run()
+    assert page.selectbox(key="samples").value == "evaluation of epoch 0"
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    # A browser asks for this once the records of the run are more.
+    page.run()
+    assert page.selectbox(key="samples").options[:3] == [
+        "rollout of epoch 1",
+        "evaluation of epoch 1",
+        "evaluation of epoch 0",
+    ]
+    assert page.selectbox(key="samples").value == "evaluation of epoch 1", "the newest, as before"
+    page.selectbox(key="samples").set_value("evaluation of epoch 0").run()
+    run_epoch(context, 2)
+    evaluate(context, 2)
+    page.run()
+    assert page.selectbox(key="samples").value == "evaluation of epoch 0", "what was chosen stays"
+
+
+def test_a_histogram_counts_every_sample(page: Any, run: flowmill.Run) -> None:
+    counts = [re.findall(r"to [^\"]*: (\d+)", each.value) for each in page.sidebar.get("html")]
+    assert len(counts) == len(page.select_slider) == 2
+    assert {sum(map(int, each)) for each in counts} == {run.samples(1).num_rows}
 
 
 def test_what_is_chosen_in_one_epoch_breaks_no_other(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,10 @@ def test_a_run_from_nothing_to_an_export_and_again(
     assert first.returncode == 0, first.stdout + first.stderr
     assert "orchestration + commits + tracking" in first.stdout
     assert "exported model:" in first.stdout
-    again = flowmill("run", *arguments, *build)
-    assert again.returncode == 0
+    assert re.search(r"best epoch: \d.*mean jpeg_compressibility on held-out prompts .* of 3 evaluations", first.stdout)
+    again = flowmill("run", *arguments, *build, "--epochs", "2", "--show", "1")
     assert "No model was run" in again.stdout
+    assert again.stdout.count(" held-out prompts:\n") == 3
     root = ["--root", str(tmp_path / "store")]
     digests = [flowmill("store", "digest", "small", *root).stdout.strip() for _ in range(2)]
     assert len(digests[0]) == 32
@@ -178,6 +179,16 @@ def test_bad_input_is_one_message(flowmill: FlowmillCommand, arguments: list[str
     refused(flowmill("run", arguments[0], "--root", str(tmp_path / "file" / "store")), "cannot be used")
     refused(flowmill("status", "nope", "--root", str(tmp_path / "store")), "There is no run 'nope'")
     refused(flowmill("stage", "scor", "--run", "x", "--root", str(tmp_path / "store")), "Did you mean 'score'")
+
+
+def test_the_number_of_epochs_is_an_option(flowmill: FlowmillCommand, arguments: list[str]) -> None:
+    option, setting = [
+        flowmill("run", *arguments, "--dry", *more).stdout for more in (["--epochs", "7"], ["--set", "run.epochs=7"])
+    ]
+    assert option == setting
+    assert re.search(r"^optimize\t.*\b7\b", option, re.MULTILINE)
+    for other in (["--advance", "1"], ["--rewind"]):
+        refused(flowmill("run", *arguments, "--epochs", "7", *other), "--epochs is the length of a run")
 
 
 @pytest.mark.campaign

@@ -25,6 +25,8 @@ class Server:
     port: int = 0
     environment: dict[str, str] | None = None
     name: str = "serve-reward"
+    organizer: str = ""
+    """Address of the page of the one who serves ratings."""
     _process: subprocess.Popen[str] | None = None
 
     @property
@@ -39,7 +41,9 @@ class Server:
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if "answers at" in line:
+            if line.startswith("the organizer's page answers at "):
+                self.organizer = line.split()[-1]
+            elif "answers at" in line:
                 self.port = int(line.strip().rpartition(":")[2].partition("/")[0])
                 return
         raise AssertionError(f"the server ended with {self._process.wait()}")

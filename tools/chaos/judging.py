@@ -112,12 +112,12 @@ class Ratings(Campaign):
         known = 0
         try:
             with httpx.Client(base_url=server.url) as client, contextlib.suppress(httpx.TransportError):
-                state = client.get("/api/pair", params={"rater": "ann"}).raise_for_status().json()
+                state = client.get("/api/group", params={"rater": "ann"}).raise_for_status().json()
                 while (known := state["done"]) < _ANSWERS:
                     if known == kill_at:
                         threading.Timer(self._rng.random() * 0.05, server.kill).start()
-                    name = state["pair"]["name"]
-                    body = {"pair": name, "rater": "ann", "choice": _CHOICES[int(name, 16) % 4], "seconds": 1.0}
+                    name = state["group"]["name"]
+                    body = {"group": name, "rater": "ann", "choice": _CHOICES[int(name, 16) % 4], "seconds": 1.0}
                     state = client.post("/api/answer", json=body).raise_for_status().json()
         finally:
             server.kill()

@@ -64,7 +64,7 @@ def _diffusion_dpo(model: str, launch: str, path: str, pixels: int, warmup: int,
                 "optimize.optimizer": optimizer,
                 "optimize.weight_decay": 0.01,
                 "data.flip": True,
-                "prompts.empty": 0.2,
+                "data.empty_captions": 0.2,
             },
         },
     )
@@ -166,7 +166,7 @@ PUBLISHED: Mapping[str, Publication] = {
             "readme": {
                 **_FINE_TUNED,
                 "model.path": "stabilityai/stable-diffusion-xl-base-1.0",
-                "prompts.empty": 0.2,
+                "data.empty_captions": 0.2,
                 "optimize.optimizer": "adamw8bit",
                 "optimize.learning_rate": 1e-6,
                 "optimize.ema": None,

@@ -18,7 +18,7 @@ from flowmill.tasks.inputs.rows.files import row_files
 from flowmill.tasks.inputs.rows.folder import CAPTIONS, LISTS, Folder
 from flowmill.tasks.inputs.rows.lines import DAMAGED, File, array_rows, json_rows, separated_rows, text_rows, unpacked
 from flowmill.tasks.inputs.rows.remote import copied, is_remote, remote_data, remote_range
-from flowmill.tasks.inputs.rows.row import MEDIA, PACKED, Media, Names, RowLocation, Rows, decoded, ending_of
+from flowmill.tasks.inputs.rows.row import MEDIA, PACKED, REPEATED, Media, Names, RowLocation, Rows, decoded, ending_of
 from flowmill.tasks.inputs.rows.tars import tar_rows
 
 #: Rows of a table that are passed by instead of opening it again at a later one.
@@ -96,6 +96,9 @@ def _image(file: str, where: str, names: Names) -> Row:
     folder, _, name = file.rpartition("/")
     beside, stem = _beside(folder), name.rpartition(".")[0]
     caption = next((each for ending in CAPTIONS if beside.has(each := f"{stem}{ending}")), None)
+    named = REPEATED.fullmatch(folder.rpartition("/")[2]) if names.folders and caption is None else None
+    if named is not None:
+        return {names.prompt: named[2], names.sample: name}
     try:
         if caption is None:
             raise ValueError("it is missing")

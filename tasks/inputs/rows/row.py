@@ -22,6 +22,8 @@ LINES, OTHERS = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv"), (".json", ".parqu
 
 
 #: Base64 of the first bytes of PNG, JPEG, WebP, GIF and MP4, or the head of a URL before any.
+#: Name of a folder whose images count several times, as kohya's trainers name them: number, and what they show.
+REPEATED = re.compile(r"(\d+)_(.+)")
 _BASE64 = re.compile(
     r"(data:[\w.+-]+/[\w.+-]+;base64,|(?=(iVBORw0KGgo|/9j/|UklGR|R0lGOD|AAAA[A-Za-z0-9+/]{2}ZnR5cA))(?=.{60}))"
     r"(?P<data>[A-Za-z0-9+/]+=*)\s*$"
@@ -75,6 +77,8 @@ class Names(NamedTuple):
     """Whether texts next to images may be empty."""
     texts: frozenset[str] = frozenset()
     """Extensions of tars whose members are read as texts."""
+    folders: bool = False
+    """Whether the name of its folder is the text of an image without one, see ``REPEATED``."""
 
 
 def ending_of(name: str) -> str:

@@ -14,8 +14,8 @@ from flowmill.models.policies.pipeline_index import index_file, read_index_file
 from flowmill.tasks.export.card import CardContent, model_card
 from flowmill.tasks.export.evaluations import Shown, evaluation_images
 from flowmill.tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
+from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.export.usage import Usage, input_names, lora_files
-from flowmill.tasks.fitting.provenance import data_section
 from flowmill.tasks.inputs.base_model import BaseModel, describe_base
 from flowmill.tasks.inputs.components import as_evaluated
 from flowmill.tasks.inputs.prompts import StoredPrompt, image_column, uses_guidance

@@ -18,7 +18,6 @@ from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.transitions import Gaussian, Grid
 from flowmill.models.policies import POLICIES
-from flowmill.tasks.algorithms.base import ForwardTimes
 from flowmill.tasks.algorithms.checks import compared_rows
 from flowmill.tasks.inputs.prompts import uses_guidance
 from flowmill.tasks.modalities.diffusion.engine_calls import check_engine
@@ -105,26 +104,34 @@ def _same_noise(facts: Combination) -> Iterator[Refusal]:
 
 
 def _teachers(facts: Combination) -> Iterator[Refusal]:
-    if without_teachers := _without_teachers(facts):
-        taught, sources = without_teachers
+    taught = [name for name, _ in facts.requires.teachers if name]
+    sources = [source.name for source in facts.config.prompts.sources]
+    if taught and set(taught) != set(sources):
         yield Refusal(
             "prompts.sources",
-            f"prompts.sources {sources}: every prompt needs one",
+            f"prompts.sources {'are ' + ', '.join(sources) if sources else 'has none'}: every prompt needs one",
             "Give each source a teacher, or one to all with the option 'teacher'",
-            f"{facts.algorithm} has teachers for {taught}, but",
+            f"{facts.algorithm} has teachers for {', '.join(taught)}, but",
         )
 
 
 def _sampler(facts: Combination) -> Iterator[Refusal]:
     """Yield samplers whose steps have no log-prob, or one of another scale."""
-    sampler, steps = facts.config.rollout.sampler.name, facts.config.rollout.steps
-    if without := _without_noise(facts):
-        step, std, remedy = without
+    sampler, last = facts.config.rollout.sampler.name, facts.config.rollout.steps - 1
+    stds = _schedule(facts).std.tolist() if facts.trained else []
+    quiet = [step for step in facts.trained if not stds[step] > _NO_NOISE]
+    if quiet:
+        remedy = "Change the sampler's noise option, or set rollout.sampler to 'flow_sde' or 'dance_sde'"
+        if not facts.kernel.stochastic:
+            remedy = "Set rollout.plan to 'final'"
+        elif quiet == [last] and last:
+            remedy = "Leave the last step out of the plan, or set rollout.sampler to 'flow_sde' or 'dance_sde'"
         yield Refusal(
             "rollout.sampler",
-            f"rollout.sampler '{sampler}' has no noise there (std {std:.1e}), and a step without noise has no log-prob",
+            f"rollout.sampler '{sampler}' has no noise there (std {stds[quiet[0]]:.1e}), and a step without "
+            "noise has no log-prob",
             remedy,
-            f"{facts.plan} trains step {step} of rollout.steps {steps} (counted from 0), but",
+            f"{facts.plan} trains step {quiet[0]} of rollout.steps {last + 1} (counted from 0), but",
         )
     if ":" in sampler and not any(steps.stochastic for steps in facts.draws):
         yield Refusal(
@@ -193,17 +200,19 @@ def _rows(facts: Combination) -> Iterator[Refusal]:
 def _levels(facts: Combination) -> Iterator[Refusal]:
     """Yield families that were not trained on the levels that the algorithm draws."""
     family, times = facts.config.model.policy, facts.requires.times
+    levels = spec_of(family).known_levels
     if times is None:
         return
-    if unknown := _unknown_levels(times, family):
-        least, most, low, high = unknown
+    if levels is not None and times.bounded and not levels[1] <= times.low <= times.high <= levels[0]:
+        low, high = max(times.low, levels[1]), min(times.high, levels[0])
         yield Refusal(
             "model.policy",
-            f"model.policy '{family}' knows levels from {least} to {most} only",
+            f"model.policy '{family}' knows levels from {levels[1]} to {levels[0]} only",
             f"Set optimize.algorithm.options.times to {{low: {low}, high: {high}}}, or its kind to 'timesteps'",
             f"{facts.algorithm} noises latents to levels from {times.low} to {times.high}, but",
         )
-    if times.kind == "timesteps" and _without_timesteps(family):
+    own = None if family in POLICIES else resolve(POLICIES, family, label="model.policy")
+    if times.kind == "timesteps" and levels is None and not hasattr(own, "trained_levels"):
         yield Refusal(
             "model.policy",
             f"model.policy '{family}' was trained on all levels",
@@ -259,47 +268,6 @@ def _without_states(combination: Combination) -> tuple[str, int, int] | None:
     if all(any(state <= latest for state in steps.states) for steps in combination.draws):
         return None
     return f"stores none from 0 to {latest} of some samples", low, low + 1
-
-
-def _without_teachers(combination: Combination) -> tuple[str, str] | None:
-    """Return in words the prompt sources that have teachers, and those there are, if they differ."""
-    taught = [name for name, _ in combination.requires.teachers if name]
-    sources = [source.name for source in combination.config.prompts.sources]
-    if not taught or set(taught) == set(sources):
-        return None
-    return ", ".join(taught), f"are {', '.join(sources)}" if sources else "has none"
-
-
-def _without_noise(combination: Combination) -> tuple[int, float, str] | None:
-    """Return the first trained step without noise, its std, and a remedy."""
-    if not combination.trained:
-        return None
-    stds, last = _schedule(combination).std, combination.config.rollout.steps - 1
-    quiet = [step for step in combination.trained if not float(stds[step]) > _NO_NOISE]
-    if not quiet:
-        return None
-    remedy = "Change the sampler's noise option, or set rollout.sampler to 'flow_sde' or 'dance_sde'"
-    if not combination.kernel.stochastic:
-        remedy = "Set rollout.plan to 'final'"
-    elif quiet == [last] and last:
-        remedy = "Leave the last step out of the plan, or set rollout.sampler to 'flow_sde' or 'dance_sde'"
-    return quiet[0], float(stds[quiet[0]]), remedy
-
-
-def _unknown_levels(times: ForwardTimes, family: str) -> tuple[float, float, float, float] | None:
-    """Return the levels a family knows and those of the algorithm that it knows, if some are unknown."""
-    if not times.bounded or (levels := spec_of(family).known_levels) is None:
-        return None
-    high, low = levels
-    covered = times.low >= low and times.high <= high
-    return None if covered else (low, high, max(times.low, low), min(times.high, high))
-
-
-def _without_timesteps(family: str) -> bool:
-    """Return whether a family was not trained on timesteps."""
-    if spec_of(family).known_levels is not None:
-        return False
-    return family in POLICIES or not hasattr(resolve(POLICIES, family, label="model.policy"), "trained_levels")
 
 
 def _schedule(combination: Combination) -> Gaussian:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.refusals import Refusal, never_called, refuse, set_settings
 from flowmill.configs.registry import resolve
 from flowmill.configs.rewards import RewardSection
@@ -100,8 +99,9 @@ def _estimator(facts: Trained) -> Iterator[Refusal]:
 
 def _engine(config: RunConfig) -> Iterator[Refusal]:
     """Yield settings of the engine that draws texts that would change or bias other rollouts."""
-    section, dtype = tokens_of(config), config.model.dtype
-    if make_engine(section.engine).reloads and _processes_apart(config.execution):
+    section, dtype, execution = tokens_of(config), config.model.dtype, config.execution
+    several = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
+    if make_engine(section.engine).reloads and (several or execution.runner.name != "threads"):
         yield Refusal(
             "rollout.tokens.engine",
             "rollouts are made by several independent processes, and one would change the weights that another draws "
@@ -165,12 +165,6 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
     check_advantage(config)
     refuse(config, chain(compared_rows(facts), _steps(config)))
     check_replay(config, requires, None)
-
-
-def _processes_apart(execution: ExecutionSection) -> bool:
-    """Return whether several processes sample independently."""
-    several = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
-    return several or execution.runner.name != "threads"
 
 
 def _check_base(config: RunConfig) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flowmill.configs.escaping import in_code, in_markdown, in_python
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.tasks.export.card import quantized_notes
-from flowmill.tasks.fitting.provenance import data_section
+from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.inputs.base_model import BaseModel, describe_base, license_files
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights

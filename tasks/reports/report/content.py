@@ -54,6 +54,8 @@ class RunReport:
     """By key of the tracker: (epoch or update, value)."""
     results: tuple[int, Figures, Figures]
     """Last evaluated epoch, the scores of epoch 0, and the scores of that epoch."""
+    judges: Sequence[str]
+    """Names of the rewards of evaluations that training does not optimize."""
     pairs: Mapping[str, Sequence[Pair]]
     """By prompt list: a sample of each of the first prompts, before and after."""
     changed: Sequence[Pair]

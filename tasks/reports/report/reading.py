@@ -40,13 +40,12 @@ def read_run(context: RunContext) -> RunReport:
     first, final = (weighted_rewards(config, each) for each in figures)
     paired, changed = pairs(view, last, before, after)
     exported, lineage = view.chain.find(config.run.epochs, "export"), view.lineage().to_pylist()
-    rewards, values = config.rewards, portable(config.model_dump(mode="json"))
-    plain = len(rewards) == 1 and rewards[0].weight == 1
+    values = portable(config.model_dump(mode="json"))
     return RunReport(
         name=context.run.name,
         epochs=(trained[-1] if trained else 0, config.run.epochs),
         description=paragraphs(context, done=False)[0],
-        reward=rewards[0].slot if plain else " + ".join(f"{each.weight:g} x {each.slot}" for each in rewards),
+        reward=" + ".join(each.weighted for each in config.rewards),
         headline=headline(first, final, before.values(), after.values(), weighted_bounds(config)) if last else None,
         export=(
             exported.artifact if exported is not None else "",
@@ -55,6 +54,7 @@ def read_run(context: RunContext) -> RunReport:
         warnings=[alert.text for alert in alerts(view.chain)],
         curves=_curves(view),
         results=(last, *figures),
+        judges=[section.slot for section in config.evaluate.judges],
         pairs=paired,
         changed=changed,
         data=data_tables(context),

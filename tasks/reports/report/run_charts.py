@@ -32,7 +32,11 @@ _CHARTS: dict[str, Sequence[tuple[str, Sequence[str], str]]] = {
         ("Loss", ("optimize/loss",), "loss"),
         ("Loss on held-out rows", ("heldout/loss",), "loss"),
         ("Held-out rows in the right order", ("heldout/preferred",), "share"),
-        ("Clipped share of rows", ("optimize/clip_low", "optimize/clip_high"), "share"),
+        (
+            "Share of rows that train nothing, clipped as too far from the rollout's policy",
+            ("optimize/clip_low", "optimize/clip_high"),
+            "share",
+        ),
         ("Ratio by step", ("optimize/ratio_step*",), "ratio"),
         ("KL to the base model, and to the rollout's policy", ("optimize/kl_base", "optimize/kl_epoch"), "nats"),
         ("Norm of the gradient", ("optimize/grad_norm",), "norm"),

@@ -72,17 +72,17 @@ def pairs(
     """
     both = [row for sample, row in after.items() if sample in before] if last else []
     most = view.config.evaluate.images
-    first = {split: _first_of_each([row for row in both if row.split == split], most) for split in SPLITS}
+    first = {split: first_of_each([row for row in both if row.split == split], most) for split in SPLITS}
 
     def change(row: SampleScores) -> float:
         old = before[row.sample_id].reward
         return 0.0 if old is None or row.reward is None else abs(row.reward - old)
 
     changed = sorted((row for row in both if change(row) > 0), key=lambda row: (-change(row), row.sample_id))
-    extremes = _first_of_each(changed, min(_SHOWN, most))
+    extremes = first_of_each(changed, min(_SHOWN, most))
     requested = {row.sample_id for row in (*first["heldout"], *first["train"], *extremes)}
     old, new = (
-        _shots(view, epoch, [rows[sample] for sample in sorted(requested)], evaluation=True)
+        shots_of(view, epoch, [rows[sample] for sample in sorted(requested)], evaluation=True)
         for epoch, rows in ((0, before), (last, after))
     )
 
@@ -103,9 +103,9 @@ def extremes(view: RunView, epoch: int, table: pa.Table) -> tuple[list[Shot], li
     rows.sort(key=lambda row: (row.reward, row.sample_id))
     middle = sum(row.reward or 0.0 for row in rows) / max(1, len(rows))
     # One sample per prompt: otherwise one easy or hard prompt takes all places. Its worst sample may still be good.
-    worst = _first_of_each([row for row in rows if (row.reward or 0.0) < middle], _SHOWN)
-    best = _first_of_each([row for row in rows[::-1] if (row.reward or 0.0) > middle], _SHOWN)
-    shots = _shots(view, epoch, [*best, *worst], evaluation=False)
+    worst = first_of_each([row for row in rows if (row.reward or 0.0) < middle], _SHOWN)
+    best = first_of_each([row for row in rows[::-1] if (row.reward or 0.0) > middle], _SHOWN)
+    shots = shots_of(view, epoch, [*best, *worst], evaluation=False)
     shown = [[shots[row.sample_id] for row in each if row.sample_id in shots] for each in (best, worst)]
     return shown[0], shown[1]
 
@@ -121,7 +121,7 @@ def ingested_shots(view: RunView) -> list[Shot]:
         _scored(row, ("chosen" if row["reward"] else "rejected") if data.paired else _rated(row["reward"]))
         for row in table
     ]
-    shots = _shots(view, 0, rows, evaluation=False)
+    shots = shots_of(view, 0, rows, evaluation=False)
     return [shots[row.sample_id] for row in rows if row.sample_id in shots]
 
 
@@ -134,7 +134,7 @@ def _rated(rating: float | None) -> str:
     return "" if rating is None else f"rating {rating:g}"
 
 
-def _first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:
+def first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:
     """Return the first row of each prompt, in order, up to ``most`` rows."""
     by_prompt: dict[str, SampleScores] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def _first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores
     return list(by_prompt.values())[:most]
 
 
-def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluation: bool) -> dict[str, Shot]:
+def shots_of(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluation: bool) -> dict[str, Shot]:
     """Return the samples by id, without those of which neither an image nor a text is stored."""
     requested = {row.sample_id for row in rows}
     if not requested:

@@ -436,6 +436,7 @@ def test_every_column_says_what_it_holds_and_the_page_of_tables_is_what_the_file
         "token_advantages",
         "gradients",
         "return_turns",
+        "variants",
         "preferences",
         "choices",
         "prompt_states",

@@ -41,15 +41,18 @@ CASES = {
         advantage.std=none
         data.buckets=[[16,16],[16,32]]
         data.prompt_image=image
+        data.flip=true
     """,
     "digits_given_dpo": """
         optimize.algorithm={name: refl}
         optimize.algorithm={name: nft}
         optimize.algorithm={name: reward_gradient}
         data.buckets=[[16,16],[16,32]]; data.chosen=null; data.rejected=null; data.rating=taste
+        data.prior={train: prompts/digits-pairs.parquet}
     """,
     "tiny_edit_sft": """
         data.prompt_image=null
+        data.crop=random
     """,
     "tiny_agent": """
         render.model.policy=causal_lm

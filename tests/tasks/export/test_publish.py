@@ -107,7 +107,7 @@ def test_refusals_say_what_to_do(
     ("model", "epoch", "message"),
     [
         ("small@1", 0, "'small@1' names epoch 1 and --epoch another, 0. Leave one of them out"),
-        ("small@last", None, "'last' is no epoch. Write RUN, or RUN@EPOCH"),
+        ("small@last", None, "'last' is no epoch. Write RUN, RUN@EPOCH, or RUN@best"),
         ("small@", None, "'' is no epoch"),
     ],
 )

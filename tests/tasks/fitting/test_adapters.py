@@ -20,6 +20,7 @@ from flowmill.models.weights.lora import block_layers
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.verify import verify_store
 from flowmill.tasks.fitting.fit import FittedModel, fit_reward
+from flowmill.tasks.training.adamw import AdamW
 from tests.support.clip import write_clip, write_siglip
 from tests.support.judged import fit_config, write_pairs, write_rows
 from tests.support.text_models import write_sentiment
@@ -71,15 +72,15 @@ def test_a_stopped_fit_goes_on_and_the_reward_scores_as_it_was_measured(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit_reward(fit_config(tmp_path / "whole", **settings))
-    step, steps = torch.optim.AdamW.step, []
+    step, steps = AdamW.step, []
 
-    def killed(optimizer: torch.optim.AdamW) -> None:
+    def killed(optimizer: AdamW) -> None:
         steps.append(1)
         if len(steps) == 4:
             raise KeyboardInterrupt
         step(optimizer)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", killed)
+    monkeypatch.setattr(AdamW, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         fit_reward(fit_config(tmp_path / "killed", checkpoint_every=1, **settings))
     # After an interruption it may also stop to write checkpoints, or write others.

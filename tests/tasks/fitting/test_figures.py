@@ -8,7 +8,8 @@ import pytest
 from flowmill.configs.errors import ConfigError
 from flowmill.models.rewards.fitted import may_be_chance
 from flowmill.tasks.algorithms.resampling import FEWEST
-from flowmill.tasks.fitting.figures import accuracy_text, figures_of_preferences, figures_of_ratings
+from flowmill.tasks.export.provenance import accuracy_text
+from flowmill.tasks.fitting.figures import figures_of_preferences, figures_of_ratings
 from flowmill.tasks.fitting.judgments import Judgment
 
 

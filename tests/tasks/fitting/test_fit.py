@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, RewardError
 from flowmill.configs.reward_fit import load_fit
 from flowmill.flows.cli import app
 from flowmill.models.rewards.factory import make_reward
@@ -95,6 +95,11 @@ def test_ratings_are_regressed(tmp_path: Path) -> None:
     reward = make_reward("fitted", {"path": str(made.folder), "unproven": True})
     scores = reward.score(pictures(tmp_path, range(100)), [""] * 100, [])
     assert np.abs(np.asarray(scores.values) - ratings[:100]).mean() < 1.5
+
+
+def test_a_fit_that_diverges_names_the_learning_rate(few: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"scores are not finite\. Lower 'learning_rate' \(1e\+30\)"):
+        fit_reward(fit_config(tmp_path, few, learning_rate=1e30, updates=20))
 
 
 def test_the_same_judgments_give_the_same_bytes_wherever_they_are(few: Path, tmp_path: Path) -> None:

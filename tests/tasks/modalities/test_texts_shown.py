@@ -12,12 +12,15 @@ import yaml
 from streamlit.testing.v1 import AppTest
 
 import flowmill
+from flowmill.configs.escaping import visible
 from flowmill.configs.load import load_config
 from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.metrics.evaluations import evaluation_texts
+from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.dataset import export_run
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.reading import read_run
+from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
@@ -82,6 +85,15 @@ def test_mlflow_has_them_as_tables(context: RunContext) -> None:
     assert logged["data"][0][0] == evaluation_texts(context.chain, 1)["heldout"][0].prompt
 
 
+def test_a_line_has_prompt_text_and_score_of_a_sample(context: RunContext) -> None:
+    first, second, *_ = evaluation_texts(context.chain, 1)["heldout"]
+    head, *lines = sample_lines(RunView(context), 1, 2)
+    assert head == "samples after epoch 1, held-out prompts:"
+    for line, text in zip(lines, (first, second), strict=True):
+        assert line.endswith(f": {visible(text.prompt)} -> {visible(text.text) or '(empty)'}")
+    assert next(sample_lines(RunView(context), 0, 1)) == "samples before training, held-out prompts:"
+
+
 def test_the_summary_says_where_they_are(context: RunContext) -> None:
     places = describe_result(context)["texts"]
     assert all((Path(context.store.root.uri) / place).exists() for place in places.values())
@@ -92,12 +104,12 @@ def test_the_summary_says_where_they_are(context: RunContext) -> None:
 def test_the_explorer_shows_them_below_their_prompts(run: flowmill.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [PAGE, run.store.root, "texts", ""])
     page = AppTest.from_file(PAGE, default_timeout=60).run()
-    samples = run.samples(1).to_pandas().set_index("sample_id")
+    samples, before = (run.evaluation(epoch).to_pandas().set_index("sample_id") for epoch in (1, 0))
     assert not page.exception
-    assert sorted(code.value for code in page.code) == sorted(samples.text)
+    assert sorted(code.value for code in page.code) == sorted([*samples.text, *before.text])
     first = next(button for button in page.button if button.label == "Open")
     first.click().run()
     assert not page.exception
     assert page.code[-1].value == samples.text[first.key.removeprefix("open-")]
-    assert len(page.code) == len(samples) + 1
+    assert len(page.code) == 2 * len(samples) + 2
     assert not [text for text in page.markdown if "stored state" in text.value]

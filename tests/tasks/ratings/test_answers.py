@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from flowmill.configs.errors import CorruptError, StoreError
 from flowmill.flows.cli.app import app
+from flowmill.storage.artifacts.checksummed_json import seal
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.layout import ArtifactRef
@@ -25,7 +26,7 @@ from flowmill.storage.trajectories.schema import PREFERENCES
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.ratings.answers import RatingAnswer, answers_of, append_answer, commit_preferences, withdraw_answer
 from flowmill.tasks.ratings.figures import agreement_of, agreements, rating_report, win_rates
-from flowmill.tasks.ratings.pairs import RatedPair, SampleSource, next_pair, pairs_of, sides, sources_of
+from flowmill.tasks.ratings.groups import RatedGroup, SampleSource, groups_of, next_group, order_of, sources_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from tests.support.inside import run_epoch
@@ -51,11 +52,11 @@ def compared(context: RunContext) -> list[SampleSource]:
 
 def answers(
     context: RunContext, rater: str, preferred: Any, count: int = 99, sources: Sequence[SampleSource] = ()
-) -> list[RatedPair]:
+) -> list[RatedGroup]:
     """Answer pairs as the page does; ``preferred`` gives the answer to a left and a right sample."""
-    pairs = pairs_of(sources or compared(context), 0)
+    pairs = groups_of(sources or compared(context), 0)
     for pair in pairs[:count]:
-        left, right = sides(pair, rater)
+        left, right = order_of(pair, rater)
         append_answer(
             context.run,
             RatingAnswer(
@@ -91,6 +92,14 @@ def test_answers_become_an_artifact_with_the_columns_of_preferences(context: Run
     assert commit_preferences(context.run) == ref, "equal answers are the same artifact"
     answers(context, "cy", lambda left, right: 0.5, 1)
     assert commit_preferences(context.run) != ref
+
+
+def test_an_answer_of_an_earlier_version_is_read() -> None:
+    earlier = {
+        name: value for name, value in asdict(answer(0.5)).items()
+        if name not in ("task", "question", "others", "values", "both_bad", "note")
+    }  # fmt: skip
+    assert RatingAnswer.parse(seal(earlier), "runs/small/ratings/0001.json") == answer(0.5)
 
 
 def test_preferences_are_kept_copied_and_verified_with_their_run(context: RunContext, tmp_path: Path) -> None:
@@ -181,14 +190,14 @@ def test_a_damaged_answer_is_found(context: RunContext, store: Path) -> None:
     assert "0002.json" in str(verify_store(context.store, deep=False)["problems"])
 
 
-def pair(prompt: str, number: int, gap: float = 0.0) -> RatedPair:
+def pair(prompt: str, number: int, gap: float = 0.0) -> RatedGroup:
     key = (("evaluations/0a", f"{prompt}{number}"), ("evaluations/0b", f"{prompt}{number}"))
-    return RatedPair(key=key, prompt_id=prompt, prompt=prompt, gap=gap, draw=f"{number}{prompt}")
+    return RatedGroup(key=key, prompt_id=prompt, prompt=prompt, gap=gap, draw=f"{number}{prompt}")
 
 
-def order(pairs: list[RatedPair]) -> list[str]:
+def order(pairs: list[RatedGroup]) -> list[str]:
     answered: list[Any] = []
-    while (found := next_pair(pairs, answered)) is not None:
+    while (found := next_group(pairs, answered)) is not None:
         answered.append(found.key)
     return [key[0][1] for key in answered]
 
@@ -202,14 +211,14 @@ def test_every_prompt_comes_first_then_the_closest_scores() -> None:
 
 def test_pairs_of_two_evaluations_have_the_same_noise_and_fair_sides(context: RunContext) -> None:
     sources = compared(context)
-    pairs = pairs_of(sources, 0)
+    pairs = groups_of(sources, 0)
     seeds = [{row["sample_id"]: row["seed"] for row in table.to_pylist()} for table in _tables(context)]
     assert len(pairs) == 16
     assert all(seeds[0][one[1]] == seeds[1][other[1]] for one, other in (each.key for each in pairs))
     raters = [f"rater {number}" for number in range(40)]
-    left = np.mean([sides(each, rater)[0] == each.key[0] for each in pairs for rater in raters])
+    left = np.mean([order_of(each, rater)[0] == each.key[0] for each in pairs for rater in raters])
     assert abs(left - 0.5) < 4 * 0.5 / np.sqrt(640), "four standard deviations of a fair draw"
-    assert [each.draw for each in pairs_of(sources, 1)] != [each.draw for each in pairs]
+    assert [each.draw for each in groups_of(sources, 1)] != [each.draw for each in pairs]
 
 
 def _tables(context: RunContext) -> list[Any]:
@@ -220,7 +229,7 @@ def _tables(context: RunContext) -> list[Any]:
 
 def test_pairs_of_a_rollout_are_neighbors_by_score(context: RunContext) -> None:
     (source,) = sources_of(context, None, 1, evaluation=False, scorer="jpeg_compressibility")
-    pairs = pairs_of([source], 0)
+    pairs = groups_of([source], 0)
     assert len(pairs) == 4 * 3, "groups of 4"
     scores = {row["sample_id"]: row["score"] for row in source.rows}
     for each in pairs:
@@ -232,11 +241,11 @@ def test_pairs_of_a_rollout_are_neighbors_by_score(context: RunContext) -> None:
 
 def test_what_cannot_be_compared_is_a_message(context: RunContext) -> None:
     with pytest.raises(StoreError, match=r"--scorer: .* has no scores of 'jpg'.*jpeg_compressibility"):
-        pairs_of(sources_of(context, None, 1, evaluation=False, scorer="jpg"), 0)
+        groups_of(sources_of(context, None, 1, evaluation=False, scorer="jpg"), 0)
     with pytest.raises(StoreError, match="share the artifact"):
-        pairs_of(sources_of(context, context, None, evaluation=False, scorer=None), 0)
+        groups_of(sources_of(context, context, None, evaluation=False, scorer=None), 0)
     with pytest.raises(StoreError, match="no rollout for epoch 2 yet"):
-        pairs_of(sources_of(context, None, 2, evaluation=False, scorer=None), 0)
+        groups_of(sources_of(context, None, 2, evaluation=False, scorer=None), 0)
     for asking in (lambda: commit_preferences(context.run), lambda: rating_report(context)):
         with pytest.raises(StoreError, match=r"has no answers of raters yet. 'flowmill rate small'"):
             asking()
@@ -253,7 +262,7 @@ def test_figures_of_a_run(context: RunContext) -> None:
     wins, by_score = report["wins"]
     assert (wins["winner"], wins["loser"]) == ("evaluation of epoch 1", "evaluation of epoch 0")
     assert (wins["prompts"], wins["answers"]) == (len({each.prompt_id for each in pairs}), 32)
-    left = {each.key: sides(each, "bob")[0][0] == after for each in pairs}
+    left = {each.key: order_of(each, "bob")[0][0] == after for each in pairs}
     by_prompt: dict[str, list[float]] = {}
     for each in pairs:
         by_prompt.setdefault(each.prompt_id, []).extend([1.0, float(left[each.key])])

@@ -29,7 +29,7 @@ def test_a_rater_follows_its_rule_with_noise(kind: str, least: float, most: floa
 
 
 def test_a_rater_of_sums_prefers_the_right_one() -> None:
-    pair = {"prompt": "12+34=", "left": {"text": "46"}, "right": {"text": "47"}}
+    pair = {"prompt": "12+34=", "samples": [{"text": "46"}, {"text": "47"}]}
     for kind, most in (("true", "left"), ("inverted", "right")):
         rater = rater_of(kind, "exact_text", 0)
         answers = [rater(None, pair) for _ in range(50)]  # type: ignore[arg-type]

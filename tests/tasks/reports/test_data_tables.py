@@ -15,7 +15,7 @@ from flowmill.flows.cli.filters import EntryFilter
 from flowmill.flows.cli.status_tables import print_run
 from flowmill.models.rewards.fitted import ABOUT
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.fitting.provenance import data_section
+from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.tracked import paragraphs

@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flowmill.configs.escaping import visible
 from flowmill.configs.paths import portable
 from flowmill.configs.schema import RunConfig
-from flowmill.tasks.metrics.evaluations import evaluation_figures
+from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
+from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report import charts, page, run_report
 from flowmill.tasks.reports.report.headline import SampleScores, headline
 from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.reports.report.samples import _encoded
+from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage_run import StageRun
@@ -99,6 +102,14 @@ def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Pa
     assert re.search(r"rollout@2\s*trajectories/", page.text)
     assert "learning_rate: 0.001" in page.text
     assert run_report(context, price=2.0) == html, "drawn again, it is the same"
+
+
+def test_lines_of_images_name_their_file(context: RunContext) -> None:
+    (shot,) = [pair.after for pair in read_run(context).pairs["heldout"][:1]]
+    _, line, place = sample_lines(RunView(context), 2, 1)
+    assert line == f"  {shot.verdict}: {visible(shot.prompt)}"
+    assert Path(place.removeprefix("  images: ")) == evaluation_grids(context.chain, 2)["heldout"]
+    assert list(sample_lines(RunView(context), 2, 99))[-1] == place
 
 
 def test_what_is_reported_is_what_is_committed(context: RunContext) -> None:

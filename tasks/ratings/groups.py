@@ -1,4 +1,4 @@
-"""The pairs of samples that raters compare, and which pair comes next. Every draw follows from the seed."""
+"""The pairs or groups of samples that raters see, and which one comes next. Every draw follows from the seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from flowmill.configs.suggestions import did_you_mean
 from flowmill.storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
 from flowmill.tasks.metrics.evaluations import finished_evaluations
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.ratings.answers import Key, as_key
+from flowmill.tasks.ratings.answers import Key
 from flowmill.tasks.runs.context import RunContext
 
 #: Columns of the tables of samples that pairs have, if present.
@@ -79,19 +78,19 @@ class SampleSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatedPair:
-    """Two samples of one prompt."""
+class RatedGroup:
+    """Two samples of one prompt, or up to six."""
 
     key: Key
-    """Artifact and id of both."""
+    """Artifact and id of each."""
     prompt_id: str
     """Identity of the prompt."""
     prompt: str
     """Its text."""
     gap: float
-    """Distance of the scores, 0 without a scorer; infinite if one has no score."""
+    """Largest distance of the scores, 0 without a scorer; infinite if one has no score."""
     draw: str
-    """Uniform draw of the pair: its name on the page, and its place among equal ones."""
+    """Uniform draw of the group: its place among equal ones."""
 
 
 def sources_of(
@@ -124,70 +123,70 @@ def sources_of(
     ]
 
 
-def pairs_of(sources: Sequence[SampleSource], seed: int) -> list[RatedPair]:
-    """Return the pairs of samples of one prompt.
+def groups_of(sources: Sequence[SampleSource], seed: int, size: int = 2) -> list[RatedGroup]:
+    """Return groups of at most ``size`` samples of one prompt, pairs by default.
 
     Of two sources: the samples of the same replica, which have the same noise if the runs have the same seed. Of one:
-    neighbors in the order of the scores, or in a drawn order without a scorer. These are the closest pairs, connect all
-    samples of a prompt, and their number is linear in that of the samples. Equal texts count once.
+    neighbors in the order of the scores, or in a drawn order without a scorer; consecutive groups share a sample. These
+    are the closest pairs, connect all samples of a prompt, and their number is linear in that of the samples. Equal
+    texts count once.
     """
-    drawn = _within(sources[0], seed) if len(sources) == 1 else _between(*sources)
-    pairs = [
-        RatedPair(
-            key=key,
-            prompt_id=one["prompt_id"],
-            prompt=one["prompt"],
-            gap=math.inf if math.isnan(gap) else gap,
-            draw=fingerprint([seed, key]),
-        )
-        for (first, one), (second, other) in drawn
-        for key, gap in ((as_key(first, second), abs(one["score"] - other["score"])),)
-    ]
-    if not pairs:
+    groups, first, other = [], sources[0], sources[-1]
+    for named in _within(first, seed, size) if len(sources) == 1 else _between(first, other, size):
+        key = tuple(sorted(sample for sample, _ in named))
+        scores, row = [each["score"] for _, each in named], named[0][1]
+        gap = max(scores) - min(scores)
+        fields = {"prompt_id": row["prompt_id"], "prompt": row["prompt"], "draw": fingerprint([seed, key])}
+        groups.append(RatedGroup(key=key, gap=math.inf if math.isnan(gap) else gap, **fields))
+    if not groups:
         names = " and ".join(sorted({source.artifact for source in sources}))
         raise StoreError(f"No prompt has two samples to compare in {names}. Compare other epochs or runs.")
-    return pairs
+    return groups
 
 
 _Named = tuple[tuple[str, str], Mapping[str, Any]]
 
 
-def _within(source: SampleSource, seed: int) -> Iterator[tuple[_Named, _Named]]:
+def _within(source: SampleSource, seed: int, size: int) -> Iterator[list[_Named]]:
     groups: dict[str, dict[str, _Named]] = {}
     for row in source.rows:
         content = row["sample_id"] if row["media_format"] else row["text"]
         groups.setdefault(row["prompt_id"], {}).setdefault(content, ((source.artifact, row["sample_id"]), row))
     for members in groups.values():
         order = sorted(members.values(), key=lambda each: (each[1]["score"], fingerprint([seed, each[0][1]])))
-        yield from pairwise(order)
+        yield from (order[start : start + size] for start in range(0, len(order) - 1, size - 1))
 
 
-def _between(source: SampleSource, other: SampleSource) -> Iterator[tuple[_Named, _Named]]:
+def _between(source: SampleSource, other: SampleSource, size: int) -> Iterator[list[_Named]]:
     if source.artifact == other.artifact:
         raise StoreError(f"Both sides have the same samples, {source.artifact}: they share the artifact.")
     others = {(row["prompt_id"], row["replica"]): row for row in other.rows}
+    groups: dict[str, list[_Named]] = {}
     for row in source.rows:
         pair = others.get((row["prompt_id"], row["replica"]))
         same = pair is not None and not row["media_format"] and row["text"] == pair["text"]
         # A scorer is sure of equal texts.
         if pair is not None and not (same and source.scorer):
-            yield ((source.artifact, row["sample_id"]), row), ((other.artifact, pair["sample_id"]), pair)
+            both = ((source.artifact, row["sample_id"]), row), ((other.artifact, pair["sample_id"]), pair)
+            groups.setdefault(row["prompt_id"], []).extend(both)
+    step = 2 * (size // 2)
+    for members in groups.values():
+        yield from (members[start : start + step] for start in range(0, len(members), step))
 
 
-def next_pair(pairs: Iterable[RatedPair], answered: Collection[Key]) -> RatedPair | None:
-    """Return the pair to show next, None if all are answered.
+def next_group(groups: Iterable[RatedGroup], answered: Collection[Key]) -> RatedGroup | None:
+    """Return the group to show next, None if all are answered.
 
     Prompts without an answer come first, then the closest scores, then the prompts with the fewest answers, then the
-    draw: a function of the pairs and the answers only.
+    draw: a function of the groups and the answers only.
     """
-    counts = Counter(pair.prompt_id for pair in pairs if pair.key in answered)
-    left = (pair for pair in pairs if pair.key not in answered)
+    counts = Counter(group.prompt_id for group in groups if group.key in answered)
+    left = (group for group in groups if group.key not in answered)
     return min(
-        left, key=lambda pair: (counts[pair.prompt_id] > 0, pair.gap, counts[pair.prompt_id], pair.draw), default=None
+        left, key=lambda each: (counts[each.prompt_id] > 0, each.gap, counts[each.prompt_id], each.draw), default=None
     )
 
 
-def sides(pair: RatedPair, rater: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return the left and the right sample of a pair for a rater: a fair draw by seed, pair and rater."""
-    one, other = pair.key
-    return (one, other) if int(fingerprint([pair.draw, rater])[0], 16) % 2 else (other, one)
+def order_of(group: RatedGroup, rater: str) -> Key:
+    """Return the samples of a group in the order that a rater sees, a fair draw by seed, group and rater."""
+    return tuple(sorted(group.key, key=lambda sample: fingerprint([group.draw, rater, *sample])))

@@ -14,11 +14,13 @@ from flowmill.configs.rewards import RewardSection
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.backends.checksums import hash_file
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.fitting.figures import accuracy_text
+from flowmill.tasks.algorithms.resampling import FEWEST
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import HELD_OUT
 
+#: Units of an accuracy that say nothing on samples of one prompt.
+ANY_PROMPTS = "pairs of different prompts"
 _MODELS = "reward_models"
 
 
@@ -39,6 +41,17 @@ def fitted_rewards(context: RunContext) -> Iterator[tuple[RewardSection, Path, d
         # One that no fit wrote has weights and a backbone alone.
         if "heldout" in description:
             yield section, file, description
+
+
+def accuracy_text(fit: Mapping[str, Any]) -> str:
+    """Return the accuracy with its interval as a sentence."""
+    accuracy = fit["heldout"]["accuracy"]
+    interval = few = ""
+    if accuracy["low"] is not None:
+        interval = f" (95 %: {accuracy['low']:.3f} to {accuracy['high']:.3f})"
+    elif accuracy["unit"] != ANY_PROMPTS:
+        few = f", of which an interval needs {FEWEST}"
+    return f"held-out accuracy {accuracy['mean']:.3f}{interval} over {accuracy['count']} {accuracy['unit']}{few}"
 
 
 def backbone_text(description: Mapping[str, Any]) -> str:
