@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _RATE = 48_000
 #: Parameters of published models.
 _PUBLISHED = {"laion/clap-htsat-unfused": 153_492_890}
-#: Peak bytes of ten seconds of sound in float32, as ``flowmill.models.memory.activation_tracing`` counts them: 26.3
+#: Peak bytes of ten seconds of sound in float32, as ``flowmill.models.memory.tracing`` counts them: 26.3
 #: MiB.
 _ROW = 27 << 20
 

@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flowmill.configs.registry import resolve
-from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
-from flowmill.models.memory.language_models import NotMeasuredError
-from flowmill.models.rewards.factory import needs_of, takes_of, works_on_accelerator
+from flowmill.models.memory.tracing import NotMeasuredError
 from flowmill.tasks.inputs.components import make_algorithm
-from flowmill.tasks.modalities.memory import REWARD_MODELS, SCORE, Memory, OptimizerSizes
+from flowmill.tasks.modalities.memory import REWARD_MODELS, SCORE, Memory, OptimizerSizes, RewardMemory
 from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.runs.memory_errors import REMEDIES
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 
 #: The phases after samples are scored.
 _AFTER = ("gradient", "optimize")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardMemory:
-    """Device memory of reward models while samples are scored, in bytes."""
-
-    weights: int
-    """Weights of all models that score at the same time."""
-    activations: int
-    """Activations of the largest call."""
-    unknown: tuple[str, ...]
-    """Labels of rewards whose models are not counted."""
-
-    @classmethod
-    def of(cls, sections: Sequence[RewardSection]) -> RewardMemory:
-        """Return the memory of rewards on the accelerator of a rank."""
-        weights, activations, unknown = {}, 0, []
-        for section in sections:
-            if not works_on_accelerator(section):
-                continue
-            taken = takes_of(section.name, section.options)
-            if taken is None:
-                unknown.append(section.slot)
-                continue
-            # Labels of the same model share it.
-            weights[section.name, repr(section.options), section.device] = taken.weights
-            rows = section.batch_size or needs_of(section.name, section.options).batch_size or 1
-            activations = max(activations, rows * taken.row)
-        return cls(weights=sum(weights.values()), activations=activations, unknown=tuple(unknown))
 
 
 def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:

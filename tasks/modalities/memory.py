@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.execution import ExecutionSection
+from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.architectures import parameters
+from flowmill.models.rewards.factory import needs_of, takes_of, works_on_accelerator
 from flowmill.models.weights.lora import LoraSpec, adapted_parameters, lora_parameters, within
 from flowmill.models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
 from flowmill.models.weights.sharding import units
@@ -50,6 +52,46 @@ class DrawingMemory:
     """Text encoders, denoisers and autoencoder."""
     work: int
     """Activations of a forward or of decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardMemory:
+    """Device memory of reward models that work at the same time, in bytes."""
+
+    weights: int
+    """Weights of all models."""
+    activations: int
+    """Activations of the largest call."""
+    followed: int
+    """Activations of one row with gradients, of all models."""
+    unknown: tuple[str, ...]
+    """Labels of rewards whose models are not counted."""
+    unfollowed: tuple[str, ...]
+    """Labels of rewards whose gradients are not counted."""
+
+    @classmethod
+    def of(cls, sections: Sequence[RewardSection]) -> RewardMemory:
+        """Return the memory of rewards on the accelerator of a rank."""
+        weights, activations, followed, unknown, unfollowed = {}, 0, 0, [], []
+        for section in filter(works_on_accelerator, sections):
+            taken = takes_of(section.name, section.options)
+            if taken is None or not taken.followed:
+                unfollowed.append(section.slot)
+            if taken is None:
+                unknown.append(section.slot)
+                continue
+            # Labels of the same model share it.
+            weights[section.name, repr(section.options), section.device] = taken.weights
+            rows = section.batch_size or needs_of(section.name, section.options).batch_size or 1
+            activations = max(activations, rows * taken.row)
+            followed += taken.followed or 0
+        return cls(
+            weights=sum(weights.values()),
+            activations=activations,
+            followed=followed,
+            unknown=tuple(unknown),
+            unfollowed=tuple(unfollowed),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

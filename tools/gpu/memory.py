@@ -15,16 +15,16 @@ from flowmill.configs.load import load_config
 from flowmill.configs.model_families import most_images
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
-from flowmill.models.maths.conditioning import Conditioning
-from flowmill.models.memory.activation_tracing import Blocks, Footprints, forget_gradient, kinds
-from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
+from flowmill.models.memory.architectures import architecture_of, meta_decoder
+from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser, sample, train
 from flowmill.models.memory.published import pipelines
+from flowmill.models.memory.tracing import Blocks, forget_gradient
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.clips import ClipPolicy
 from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.device_placement import Placed
 from flowmill.tasks.inputs.components import lora_spec
-from flowmill.tasks.modalities.diffusion.activations import footprints_of as traced_of
+from flowmill.tasks.inputs.prompts import uses_guidance
 from tools.accelerator import NAME
 from tools.gpu.lines import Line, Lines, between, equal
 
@@ -73,25 +73,25 @@ def config_of(preset: str, *, short: bool) -> RunConfig:
     return load_config(path, [f"model.height={SMALL}", f"model.width={SMALL}", f"model.frames={frames}"])
 
 
-def footprints_of(config: RunConfig) -> Footprints:
+def traces_of(config: RunConfig) -> DenoiserMemory:
     """Return what traces a preset's model."""
     architecture = architecture_of(str(config.model.path))
     assert architecture is not None
-    return traced_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, label="policy")))
+    spec = lora_spec(config, resolve(POLICIES, config.model.policy, label="policy"))
+    return measured_denoiser(config, architecture, spec, guided=uses_guidance(config))
 
 
-def some_blocks(traced: Footprints, most: int | None) -> Blocks:
+def some_blocks(traced: DenoiserMemory, most: int | None) -> Blocks:
     """Return so many blocks of each kind, all where there is no limit."""
-    found = kinds(meta_denoiser(traced._architecture), traced._policy.blocks)
-    return frozenset((name, place) for name, places in found for place in places[:most])
+    return frozenset((name, place) for name, places in traced.tracer.groups for place in places[:most])
 
 
 def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Sequence[int | None]) -> Iterator[Line]:
-    simulated, traced = device.type == NAME, footprints_of(config)
+    simulated, traced = device.type == NAME, traces_of(config)
     kept = [some_blocks(traced, most) for most in blocks]
     # What is on a device is traced no more.
-    trained = [traced._train(some)[0] for some in kept]
-    sampled = traced._sample(kept[0])[0] if simulated else 0
+    trained = [traced.tracer.of(some, train, 1, gradient=True).peak for some in kept]
+    sampled = traced.tracer.of(kept[0], sample, 1).peak if simulated else 0
     decoding = traced.decoding() if simulated else 0
     # What a clip's autoencoder keeps to go back is a matter of gigabytes and minutes.
     following = traced.following() if simulated and config.model.frames == 1 else 0
@@ -126,16 +126,16 @@ def taken(device: torch.device, work: Callable[[], object]) -> tuple[int, int]:
 class Row:
     """One row of a traced model, with random weights and adapters, on a device; the model is traced no more."""
 
-    def __init__(self, traced: Footprints, kept: Blocks, device: torch.device) -> None:
+    def __init__(self, traced: DenoiserMemory, kept: Blocks, device: torch.device) -> None:
         """Make the model with some of its blocks."""
-        self.policy, self._traced, self._device = traced._policy, traced, device
+        self.policy, self._traced, self._device = traced.policy, traced, device
         self.policy.forget_tables()
         self.policy.settings = replace(self.policy.settings, device=device)
         for name in self.policy.denoisers:
-            setattr(self.policy.pipeline, name, filled(traced._shortened(kept), device))
+            setattr(self.policy.pipeline, name, filled(traced.shortened(kept), device))
         for module in self.policy.denoisers.values():
             self.policy.prepare(module)
-        self._trainable = Trainable(self.policy, traced._fitting(), seed=0)
+        self._trainable = Trainable(self.policy, traced.adapters(), seed=0)
         for parameter in self._trainable.parameters():
             parameter.data = parameter.data.to(device)
             parameter.register_post_accumulate_grad_hook(forget_gradient)
@@ -143,23 +143,23 @@ class Row:
     def sample(self) -> None:
         """Carry out a forward without gradient."""
         with torch.no_grad():
-            self.policy.velocity(*inputs(self._traced, self._device))
+            self.policy.velocity(*self._traced.inputs(1, self._device))
 
     def train(self) -> None:
         """Carry out a forward and backward; gradients go through blocks without adapters too."""
-        latents, sigma, conditioning = inputs(self._traced, self._device)
+        latents, sigma, conditioning = self._traced.inputs(1, self._device)
         self.policy.velocity(latents.requires_grad_(), sigma, conditioning).square().mean().backward()  # type: ignore[no-untyped-call]
 
 
 class Decoder:
     """The autoencoder of a traced model, with small weights, and the latents of one row, on a device."""
 
-    def __init__(self, traced: Footprints, device: torch.device) -> None:
+    def __init__(self, traced: DenoiserMemory, device: torch.device) -> None:
         """Make the autoencoder."""
-        self._policy = traced._policy
+        self._policy = traced.policy
         self._policy.settings = replace(self._policy.settings, device=device)
-        self._policy.pipeline.vae = filled(meta_decoder(traced._architecture).requires_grad_(False).eval(), device)
-        self._latents = torch.randn(traced._rows.latents.shape).to(device)
+        self._policy.pipeline.vae = filled(meta_decoder(traced.architecture).requires_grad_(False).eval(), device)
+        self._latents = traced.inputs(1, device)[0]
 
     def decode(self) -> None:
         """Decode the row."""
@@ -168,19 +168,6 @@ class Decoder:
     def follow(self) -> None:
         """Decode the row and go back to its latents."""
         self._policy.decode_smoothly(self._latents.clone().requires_grad_()).square().mean().backward()  # type: ignore[no-untyped-call]
-
-
-def inputs(traced: Footprints, device: torch.device) -> tuple[Tensor, Tensor, Conditioning]:
-    """Return latents, noise level and conditioning of one row on a device, as what traces makes them."""
-    positive, negative = (
-        {
-            name: torch.randn(row.shape).to(device, row.dtype) if row.is_floating_point() else row.to(device)
-            for name, row in traced._rows.conditioning.items()
-        }
-        for _ in range(2)
-    )
-    latents = torch.randn(traced._rows.latents.shape).to(device)
-    return latents, torch.tensor([0.5]).to(device), Conditioning(positive, negative if traced._guided else None)
 
 
 def filled(module: nn.Module, device: torch.device) -> nn.Module:

@@ -11,7 +11,7 @@ from flowmill.models.policies.attention import set_attention
 from flowmill.models.policies.compilation import compile_blocks
 from flowmill.models.policies.compute_meter import Meter, peak_flops
 from tools.gpu.lines import Line, Lines, equal
-from tools.gpu.memory import Row, config_of, footprints_of, some_blocks
+from tools.gpu.memory import Row, config_of, some_blocks, traces_of
 
 #: Attention that needs nothing but torch.
 ATTENTION = ("native", "_native_flash", "_native_efficient", "_native_cudnn")
@@ -41,7 +41,7 @@ class Timed(Row):
 
     def __init__(self, device: torch.device, *, blocks: int | None, short: bool = False) -> None:
         """Make the model, and the row."""
-        traced = footprints_of(config_of(_PRESET, short=short))
+        traced = traces_of(config_of(_PRESET, short=short))
         super().__init__(traced, some_blocks(traced, blocks), device)
 
     def seconds(self, work: Callable[[], None], repeats: int = _REPEATS) -> float:

@@ -32,10 +32,10 @@ from flowmill.tasks.modalities.data_sample import DataSample
 from flowmill.tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
 from flowmill.tasks.modalities.diffusion.data_media import DataMedia, media_samples, read_content
 from flowmill.tasks.modalities.diffusion.engine_sampling import EngineSampler
+from flowmill.tasks.modalities.diffusion.estimate import denoiser_memory, drawing_memory
 from flowmill.tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from flowmill.tasks.modalities.diffusion.exporting import PipelineExport
-from flowmill.tasks.modalities.diffusion.memory import denoiser_memory
-from flowmill.tasks.modalities.diffusion.rendering import draw, drawing_memory
+from flowmill.tasks.modalities.diffusion.rendering import draw
 from flowmill.tasks.modalities.diffusion.reward_gradients import follow
 from flowmill.tasks.modalities.diffusion.rollout_sampling import RolloutSampler
 from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards, decoded_parts

@@ -33,8 +33,8 @@ from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
 from flowmill.tasks.modalities.tokens.critic_values import values_of
 from flowmill.tasks.modalities.tokens.data_texts import DataText, read_text, text_samples
+from flowmill.tasks.modalities.tokens.estimate import language_memory
 from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport
-from flowmill.tasks.modalities.tokens.memory import language_memory
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.modalities.tokens.sample_sets import TextSet
 from flowmill.tasks.modalities.tokens.text import stored_text

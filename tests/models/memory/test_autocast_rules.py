@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from flowmill.models.memory.activation_tracing import PeakMemory
 from flowmill.models.memory.autocast_rules import SINGLE, SINGLE_RESULT, CudaCasts
+from flowmill.models.memory.tracing import PeakMemory
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 

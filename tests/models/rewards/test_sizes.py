@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import CLIPConfig, CLIPModel
 
-from flowmill.models.memory.activation_tracing import fake_module, traced
 from flowmill.models.memory.published import Transformer
+from flowmill.models.memory.tracing import fake_module, traced
 from flowmill.models.rewards.factory import takes_of
 from flowmill.models.rewards.sizes import Takes, encoder_of, transformer_takes
 

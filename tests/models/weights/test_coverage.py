@@ -127,7 +127,7 @@ ALLOCATORS = {
     "models/rewards/invocation.py": "every row is in one call",
     "models/rewards/service/wire.py": "frombuffer of a checked size",
     "models/rewards/answer_parsing.py": "WeightsFile.fill refuses what is missing",
-    "models/memory/activation_tracing.py": "on the meta device, or only its size counts",
+    "models/memory/denoisers.py": "only its size counts",
     "models/memory/language_models.py": "on the meta device",
     "models/memory/conditioning_shapes.py": "only its size counts",
     "models/films.py": "frombuffer of a matrix that the container has",

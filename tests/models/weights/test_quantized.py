@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model import QuantizeSection
 from flowmill.models.maths.conditioning import Conditioning
-from flowmill.models.memory.activation_tracing import PeakMemory
+from flowmill.models.memory.tracing import PeakMemory
 from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM, TrainableLM
 from flowmill.models.policies.diffusion import DiffusionSettings

@@ -10,9 +10,10 @@ import yaml
 
 from flowmill.configs.load import load_config
 from flowmill.models.maths.generation import TokenSampling, generate
-from flowmill.models.memory.activation_tracing import PeakMemory, forget_gradient
+from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
-from flowmill.models.memory.language_models import TextFootprints
+from flowmill.models.memory.language_models import LanguageModelMemory
+from flowmill.models.memory.tracing import PeakMemory, forget_gradient
 from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.parts import Part
@@ -54,7 +55,7 @@ def test_tensors_without_content_take_what_real_ones_do(
     tiny_model(0, layers=5).save_pretrained(tmp_path)
     character_tokenizer().save_pretrained(tmp_path)
     settings, rows, width = PolicySettings(dtype=dtype), 4, 64
-    traced = TextFootprints(language_config(str(tmp_path)), settings, lora, critic=settings, own=own)
+    traced = LanguageModelMemory(language_config(str(tmp_path)), settings, lora, settings, own)
     loaded = CausalLM.load(tmp_path, settings, frozenset({Part.DENOISER}), {})
     policy = loaded.trainable(lora, seed=0)
     critic = CausalLM.load_critic(tmp_path, settings, own=own, lora=lora, seed=0)
@@ -66,7 +67,7 @@ def test_tensors_without_content_take_what_real_ones_do(
     with PeakMemory() as memory, torch.no_grad():
         ids = torch.full((rows, width), 5)
         policy.log_probs(ids, 1.0)
-    assert traced.scoring(rows, width) == pytest.approx(memory.peak, rel=0.05)
+    assert traced.trace(work_of.score, rows, width).peak == pytest.approx(memory.peak, rel=0.05)
     with PeakMemory() as memory:
         ids = torch.full((rows, width), 5)
         if critic.reads_policy:
@@ -74,13 +75,14 @@ def test_tensors_without_content_take_what_real_ones_do(
         else:
             (log_probs, _), hidden = policy.log_probs(ids, 1.0), None
         (log_probs.square().mean() + critic.values(ids, hidden).square().mean()).backward()
-    assert traced.training(rows, width, reference=False) == pytest.approx(memory.peak, rel=0.1)
+    assert traced.trace(work_of.train, rows, width, False, gradient=True).peak == pytest.approx(memory.peak, rel=0.1)
     with PeakMemory() as memory:
         sampling = TokenSampling(max_new=33, temperature=1.0, eos=frozenset())
         generate(loaded.next_logits, [[1, 5]] * rows, sampling, width=32, uniforms=None, device=torch.device("cpu"))
-    said = traced.sampling(rows, prompt=32, new=33)
-    assert said.cache == 5 * 2 * rows * 64 * 96 * 4, "autocast leaves keys and values in float32 here"
-    assert said.cache + said.work == pytest.approx(memory.peak, rel=0.2)
+    said = traced.trace(work_of.go_on, rows, 64)
+    cache = 5 * 2 * rows * 64 * 96 * 4
+    assert said.retained == pytest.approx(cache, rel=0.05), "autocast leaves keys and values in float32 here"
+    assert said.peak == pytest.approx(memory.peak, rel=0.1)
 
 
 def estimate(folder: Path, *overrides: str) -> Memory:

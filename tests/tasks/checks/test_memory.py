@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,19 @@ from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import diffusers_class
 from flowmill.models.maths.conditioning import Conditioning
-from flowmill.models.memory.activation_tracing import Footprints, PeakMemory, kinds
+from flowmill.models.memory import denoisers
 from flowmill.models.memory.architectures import architecture_of, meta_denoiser, parameters
+from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser, sample, train
 from flowmill.models.memory.published import pipelines
+from flowmill.models.memory.tracing import PeakMemory, Traced
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.diffusion import DiffusionSettings, TrainableDenoiser
 from flowmill.models.policies.parts import Part
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.models.rewards.sizes import Takes, transformer_takes
-from flowmill.models.weights.lora import LoraSpec, lora_parameters
 from flowmill.tasks.checks.memory import estimate_memory, memory_advice
 from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.prompts import uses_guidance
-from flowmill.tasks.modalities.diffusion.activations import Activations, footprints_of
 from flowmill.tasks.modalities.memory import Memory
 from pages.gpu_page import (
     LANGUAGE,
@@ -84,7 +83,24 @@ STATED = {
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": 8.3,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v": 8.3,
 }
-NONE = Activations(sampling=0, training=0, decoding=0)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Bytes of batches, of any size."""
+
+    training: Traced
+    following: int = 0
+
+    def stands_for(self, patch: pytest.MonkeyPatch) -> None:
+        nothing = {"sampling": lambda *rows: 0, "decoding": lambda *rows: 0, "stored": lambda self: 0}
+        own = {"training": lambda *rows: self.training, "following": lambda *rows: self.following}
+        for name, method in {**nothing, **own, "__init__": lambda *given, **named: None}.items():
+            patch.setattr(DenoiserMemory, name, method)
+        patch.setattr(denoisers, "_MODELS", {})
+
+
+NONE = Batches(training=Traced(0, 0))
 FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
 
 
@@ -96,31 +112,17 @@ def marks_of(preset: Path) -> tuple[pytest.MarkDecorator, ...]:
     return () if preset.stem in _TRACED_FIRST else (pytest.mark.campaign,)
 
 
-@contextmanager
-def batches_of(row: Activations) -> Iterator[None]:
-    """Give the memory of batches instead of tracing them."""
+def estimate(preset: str, *overrides: str, row: Batches | None = None) -> Memory:
+    """Return the memory of a preset; ``row`` stands for batches instead of tracing them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowmill.tasks.modalities.diffusion.memory.measure_activations", lambda *given: row)
-        yield
-
-
-def estimate(preset: str, *overrides: str, row: Activations | None = None) -> Memory:
-    config = load_config(ROOT / "configs" / f"{preset}.yaml", overrides)
-    with nullcontext() if row is None else batches_of(row):
-        return memory_of(config)
-
-
-@pytest.mark.campaign
-def test_how_the_work_is_carried_out_changes_nothing_of_a_row() -> None:
-    one = estimate("sd35_medium", "execution.micro_batch_size=4")
-    more = estimate("sd35_medium", "execution.processes=8", "execution.strategy=fsdp", "execution.micro_batch_size=4")
-    for name in ("rollout_activations", "decode_activations", "optimize_activations"):
-        assert more.details[name] == one.details[name] > 0
+        if row is not None:
+            row.stands_for(patch)
+        return memory_of(load_config(ROOT / "configs" / f"{preset}.yaml", overrides))
 
 
 def test_weights_that_are_cast_for_a_forward_count_once_for_all_rows() -> None:
     config = load_config(ROOT / "configs" / "sd35_medium.yaml", ["model.lora=null"])
-    traced = footprints(config)
+    traced = traces(config)
     # The casts of 2.2 billion weights to bfloat16, and what a row adds to them.
     assert 4.5e9 < traced.sampling(1) < traced.sampling(4) < 5.2e9
 
@@ -192,11 +194,6 @@ def test_a_local_folder_has_the_tokens_of_its_family(
     assert (architecture.text_tokens, architecture.image_tokens) == (text_tokens, image_tokens)
 
 
-def test_adapters_are_counted() -> None:
-    module = torch.nn.ModuleDict({"to_q": torch.nn.Linear(6, 10), "other": torch.nn.Linear(6, 10)})
-    assert lora_parameters(module, LoraSpec(rank=4, alpha=4, targets=("to_q",))) == 4 * (6 + 10)
-
-
 def test_quantized_weights_are_counted() -> None:
     plain, both = estimate("flux1_dev", row=NONE), "model.quantize={name: int8, text_encoders: nf4}"
     small = estimate("flux1_dev", both, row=NONE)
@@ -241,24 +238,22 @@ def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytes
     known = inspect.signature(diffusers_class(whole.denoiser)).parameters
     shorter = {name: value for name, value in SHORTER.items() if name in known}
     monkeypatch.setitem(pipelines(), config.model.path, replace(whole, config={**whole.config, **shorter}))
-    traced, memory = footprints(config), memory_of(config)
-    module = meta_denoiser(traced._architecture)
-    everything = frozenset((name, place) for name, places in kinds(module, traced._policy.blocks) for place in places)
+    traced, memory = traces(config), memory_of(config)
+    everything = frozenset((name, place) for name, places in traced.tracer.groups for place in places)
     assert 6 < len(everything) < 14
-    training = traced._train(everything, config.execution.micro_batch_size)[0]
-    sampling = traced._sample(everything, config.execution.rollout_batch_size)[0]
+    training = traced.tracer.of(everything, train, config.execution.micro_batch_size, gradient=True).peak
+    sampling = traced.tracer.of(everything, sample, config.execution.rollout_batch_size).peak
     held, said = memory.phases["optimize"] - memory.lines["activations"]["optimize"], memory.details
     assert said["optimize_activations"] == pytest.approx(training, rel=0.3)
     assert memory.phases["optimize"] == pytest.approx(held + max(training, said["step"]), rel=0.05)
     assert memory.phases["rollout"] == pytest.approx(said["sampling_weights"] + said["decoder"] + sampling, rel=0.01)
 
 
-def footprints(config: RunConfig) -> Footprints:
+def traces(config: RunConfig) -> DenoiserMemory:
     architecture = architecture_of(str(config.model.path))
     assert architecture is not None
-    return footprints_of(
-        config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, label="policy"))
-    )
+    spec = lora_spec(config, resolve(POLICIES, config.model.policy, label="policy"))
+    return measured_denoiser(config, architecture, spec, guided=uses_guidance(config))
 
 
 @pytest.mark.campaign_cases(
@@ -288,7 +283,7 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
         # Its table of rotary embeddings counts as moved to the device in every forward: half a megabyte.
         extra += ["model.height=384", "model.width=384"]
     config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", extra)
-    traced = footprints(config)
+    traced = traces(config)
     model = config.model
     settings = DiffusionSettings(
         height=model.height,
@@ -315,8 +310,8 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
         latents = policy.initial_latents([torch.Generator().manual_seed(seed) for seed in range(2)])
         velocity, before = policy.velocity(latents, torch.full((2,), 0.5), given), memory.now
         velocity.square().mean().backward()
-    assert traced.training(2) == pytest.approx(memory.peak, rel=0.1)
-    assert traced.keeping(2) == pytest.approx(before, rel=0.12)
+    assert traced.training(2).peak == pytest.approx(memory.peak, rel=0.1)
+    assert traced.training(2).retained == pytest.approx(before, rel=0.12)
     with PeakMemory() as memory:
         policy.decode(latents)
     # These tiny decoders hold less than the frames do while they are rounded, of which there is a copy more.
@@ -432,7 +427,7 @@ def test_models_of_rewards_have_a_phase_of_their_own() -> None:
     assert "the model of reward 'clip_score' is not counted" in unknown.notes[-1]
 
 
-ROW = Activations(sampling=0, training=4 * 10**9, decoding=0, retained=24 * 10**8, following=8 * 10**9)
+ROW = Batches(training=Traced(4 * 10**9, 24 * 10**8), following=8 * 10**9)
 CLIMB = ("rollout.plan=final", "execution.decode_batch_size=2", "rewards=[{name: pickscore, batch_size: 3}]")
 PICKSCORE = transformer_takes("yuvalkirstain/PickScore_v1", "float32")
 assert isinstance(PICKSCORE, Takes)

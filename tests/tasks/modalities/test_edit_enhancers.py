@@ -22,7 +22,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.metrics.samples import artifact_table, media_of
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.modalities.tokens.memory import _prompt_tokens
+from flowmill.tasks.modalities.tokens.estimate import _prompt_tokens
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch, train

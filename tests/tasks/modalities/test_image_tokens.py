@@ -17,7 +17,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.language_architectures import language_config
-from flowmill.models.memory.language_models import text_footprints
+from flowmill.models.memory.language_models import LanguageModelMemory, draw_images, go_on
 from flowmill.models.policies.janus import Janus
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.store_trust import remember
@@ -175,10 +175,10 @@ def test_memory_and_cost_count_both_branches_and_decoding(tmp_path: Path) -> Non
     config = config_of(tmp_path)
     settings = Janus.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=True)
     about = language_config(str(config.model.path))
-    measured = text_footprints(about, settings, None, critic=None, own=False, family=Janus)
+    measured = LanguageModelMemory(about, settings, None, family=Janus)
     # Two branches, 3 layers of keys and values, 8 rows, 6 tokens of a prompt and all but the last of an image.
-    assert measured.sampling(8, prompt=6, new=16).cache == 2 * 3 * 2 * 8 * (6 + 15) * 96 * 4
-    assert (measured.drawing(8) or 0) > 8 * 32 * 16 * 16 * 4
+    assert measured.trace(go_on, 8, 6 + 15).retained == pytest.approx(2 * 3 * 2 * 8 * (6 + 15) * 96 * 4, rel=0.02)
+    assert measured.trace(draw_images, 8, 16).peak > 8 * 32 * 16 * 16 * 4
     # 16 forwards with a cache and one of whole rows.
     assert check_config(config, rewards=False).rollout_forwards == 2 * 16 * (16 + 1)
 

@@ -9,9 +9,9 @@ import torch
 
 from flowmill.configs.errors import OutOfMemoryError
 from flowmill.configs.schema import RunConfig
-from flowmill.tasks.modalities.diffusion import memory as denoisers
+from flowmill.tasks.modalities.diffusion import estimate as denoisers
 from flowmill.tasks.modalities.memory import SCORE
-from flowmill.tasks.modalities.tokens import memory as texts
+from flowmill.tasks.modalities.tokens import estimate as texts
 from flowmill.tasks.runs.memory_errors import REMEDIES, enough_memory
 from tests.support.settings import section_fields
 

@@ -1,9 +1,12 @@
-"""GPU memory of a language model's run by role and phase, from the model's config alone."""
+"""Device memory of a language model's run by role and phase, from the model's config alone.
+
+Legend: B rows, W positions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +17,12 @@ from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.tokens import Widths
-from flowmill.models.memory.language_architectures import language_config, meta_language_model
-from flowmill.models.memory.language_models import TextFootprints, encoding_bytes, text_footprints
+from flowmill.models.memory import language_models as work_of
+from flowmill.models.memory.architectures import parameters
+from flowmill.models.memory.language_architectures import language_config, meta_critic, meta_language_model
+from flowmill.models.memory.language_models import LanguageModelMemory
 from flowmill.models.policies import POLICIES
+from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import block_lists
 from flowmill.models.policies.language_model_folders import context_length
@@ -24,19 +30,25 @@ from flowmill.models.weights.lora import within
 from flowmill.tasks.advantages.estimators import make_estimator
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.inputs.components import decode_rows, lora_spec, tokens_of
-from flowmill.tasks.inputs.renderer import sees_images
+from flowmill.tasks.inputs.renderer import renderer_config, sees_images
 from flowmill.tasks.inputs.source_prompts import source_prompts
-from flowmill.tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
-from flowmill.tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
-from flowmill.tasks.modalities.tokens.rendering import drawing_of
+from flowmill.tasks.modalities.memory import (
+    BYTES,
+    MASTER,
+    DrawingMemory,
+    Memory,
+    OptimizerSizes,
+    Role,
+    Sizes,
+    host_memory,
+)
+from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
 #: Assumed tokens of a prompt with images, without a processor and limits.
 _IMAGE_PROMPT = 4096
-
-
 #: Phases, in order, and the working memory of some.
 _PHASES = ("rollout", "decode", "re-score", "render", "value", "optimize")
 _WORK = {"rollout": "sample", "decode": "decode", "re-score": "rescore", "value": "value"}
@@ -64,29 +76,30 @@ def language_memory(
     module, copies = meta_language_model(architecture, models=family.models), int(config.optimize.ema is not None)
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
     actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
-    critic = CriticMemory.of(config, architecture, sizes, untrained) if requires.critic else CriticMemory()
-    dtype, device = getattr(torch, model.dtype), torch.device("cpu")
-    own, settings = config.critic.backbone == "own", family.settings_for(config, dtype=dtype, device=device, empty=True)
-    measured = text_footprints(architecture, settings, spec, critic=critic.settings, own=own, family=family)
+    critic = _critic(config, architecture, sizes, untrained) if requires.critic else None
+    settings = family.settings_for(config, dtype=getattr(torch, model.dtype), device=torch.device("cpu"), empty=True)
+    together = None if critic is None or critic.alone else critic.measured.critic
+    own = config.critic.backbone == "own"
+    traces = LanguageModelMemory(architecture, settings, spec, together, own, family)
     prompt, notes = _prompt_tokens(config, context_length(architecture))
     forward = _forward(config, prompt, width := _width(config, prompt, architecture))
-    apart = critic.apart(forward.rows, forward.width)
-    work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
+    work, critic_notes = _work(config, traces, critic, prompt=prompt, forward=forward, reference=reference)
     compared = reference or make_estimator(config).needs_reference
-    drawing, drawing_notes = drawing_of(config)
-    roles = [role for role in (actor, critic.anywhere) if role is not None]
+    drawing, drawing_notes = _drawing(config)
+    roles = [actor] if critic is None else [actor, critic.role]
     largest = 0 if execution.holders > 1 else max(role.parameters for role in roles)
+    here = None if critic is None or config.critic.device is not None else critic.role
     details: dict[str, Any] = {
         "actor": asdict(actor),
-        "critic": None if critic.critic is None else asdict(critic.critic),
-        "critic_kind": critic.kind,
-        "reference": frozen_bytes(module, BYTES[model.dtype]) // execution.holders if compared and spec is None else 0,
+        "critic": None if here is None else asdict(here),
+        "critic_kind": "" if critic is None else _critic_kind(config),
+        "reference": _frozen_bytes(module, BYTES[model.dtype]) // execution.holders if compared and spec is None else 0,
         "reference_kind": "" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         "drawing": None if drawing is None else asdict(drawing),
         "keeps_drawing": execution.keep_renderer,
         "seeing": _seeing(config, architecture, trained=not untrained),
         **work,
-        "notes": (*notes, *drawing_notes, *apart.notes),
+        "notes": (*notes, *drawing_notes, *critic_notes),
     }
     needed = {**work, "render": drawing}
     names = tuple(name for name in _PHASES if needed.get(_WORK.get(name, name), 0) is not None)
@@ -95,12 +108,73 @@ def language_memory(
         trained=actor.trained,
         tokens=width,
         names=names,
-        lines=_lines(details, names, actor, critic.critic),
+        lines=_lines(details, names, actor, here),
         between=actor.whole + details["reference"],
         host=host_memory(roles, read=largest * BYTES[model.dtype]),
         details=details,
         notes=details["notes"],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Critic:
+    """The critic of a run."""
+
+    role: Role
+    """Its sizes on its device."""
+    measured: LanguageModelMemory
+    """Measures it."""
+    alone: bool
+    """It has its own model or device; else its activations are measured together with the policy's."""
+
+
+def _critic(config: RunConfig, architecture: Any, sizes: Sizes, untrained: Sequence[str]) -> _Critic:
+    section, model, own = config.critic, config.model, config.critic.backbone == "own"
+    architecture = architecture if section.path is None else language_config(section.path)
+    dtype, values = section.dtype or model.dtype, meta_critic(architecture, own=own)
+    settings = PolicySettings(
+        dtype=getattr(torch, dtype), gradient_checkpointing=model.gradient_checkpointing, attention=model.attention
+    )
+    blocks = () if values.backbone is None else block_lists(values.backbone)
+    lists = tuple(f"backbone.{name}" for name in blocks if not within(name, untrained))
+    return _Critic(
+        sizes.role(values, lists, dtype=dtype, copies=0, head=values.head, untrained=untrained),
+        LanguageModelMemory(architecture, settings, sizes.spec, settings, own),
+        section.path is not None or section.device is not None,
+    )
+
+
+def _critic_kind(config: RunConfig) -> str:
+    if config.critic.backbone == "policy":
+        return "a head on the actor"
+    kind = "a copy of its own" if config.critic.path is None else "a model of its own"
+    return kind if config.model.lora is None else f"{kind}, with adapters"
+
+
+def _frozen_bytes(module: Any, number: int) -> int:
+    """Return the bytes of a frozen copy; all layers except linear ones are float32, including tied weights."""
+    precise = {
+        id(parameter): parameter.numel()
+        for layer in module.modules()
+        if not isinstance(layer, torch.nn.Linear)
+        for parameter in layer.parameters(recurse=False)
+    }
+    high: int = sum(precise.values())
+    return high * MASTER + (parameters(module) - high) * number
+
+
+def _drawing(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
+    """Return the renderer's memory on this device, and notes on it."""
+    if config.render is None:
+        return None, ()
+    drawer, model = renderer_config(config), config.render.model
+    memory = make_kind(drawer).drawing_memory(drawer)
+    if memory is None:
+        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, because it is unknown.",)
+    if config.execution.render_device is None:
+        return memory, ()
+    together = (memory.weights + memory.work) / 1e9
+    return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)
 
 
 class _Forward(NamedTuple):
@@ -128,24 +202,47 @@ def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:
 
 
 def _work(
-    config: RunConfig, measured: TextFootprints, apart: Apart, *, prompt: int, forward: _Forward, reference: bool
-) -> dict[str, int | None]:
-    """Return the cache, and the logits and activations of each phase; no values: None."""
-    execution, estimator, section = config.execution, make_estimator(config), tokens_of(config)
+    config: RunConfig,
+    traces: LanguageModelMemory,
+    critic: _Critic | None,
+    *,
+    prompt: int,
+    forward: _Forward,
+    reference: bool,
+) -> tuple[dict[str, int | None], tuple[str, ...]]:
+    """Return the cache, and the logits and activations of each phase; no values: None. With notes on a critic that has
+    a device of its own."""
+    execution, estimator, section, trace = config.execution, make_estimator(config), tokens_of(config), traces.trace
     rows, width, mask = forward
-    sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=section.max_new)
-    valuing = None
-    if estimator.needs_values or estimator.needs_reference:
-        valuing = max(measured.valuing(rows, width, reference=estimator.needs_reference), apart.value) + mask
-    training = measured.training(rows, width, reference=reference and not estimator.needs_reference)
+    sampled = execution.rollout_batch_size
+    whole, cache = trace(work_of.go_on, sampled, prompt + section.max_new - 1)
+    valuing, compared = None, estimator.needs_reference
+    if estimator.needs_values or compared:
+        valuing = trace(work_of.value, rows, width, compared).peak
+    training = trace(work_of.train, rows, width, reference and not compared, gradient=True).peak
+    notes: tuple[str, ...] = ()
+    if critic is not None and critic.alone:
+        value = critic.measured.trace(work_of.value, rows, width, False).peak
+        trained = critic.measured.trace(work_of.train_critic, rows, width, gradient=True).peak
+        if config.critic.device is None:
+            valuing, training = max(valuing or 0, value), training + trained
+        else:
+            role = critic.role
+            most = max(role.whole + value, role.spread + role.state + max(trained, role.step)) / 1e9
+            kind, device = _critic_kind(config), config.critic.device
+            notes = (f"memory: the critic, {kind}, takes {most:.1f} GB of '{device}'.",)
+    drawn = None
+    if traces.family.models.draws:
+        tokens = int(traces.config.vision_config.num_image_tokens)
+        drawn = trace(work_of.draw_images, decode_rows(config), tokens).peak
     return {
-        "cache": sampled.cache,
-        "sample": sampled.work,
-        "decode": measured.drawing(decode_rows(config)),
-        "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) + mask if section.rescore else 0,
-        "value": valuing,
-        "optimize_activations": training + apart.training + mask,
-    }
+        "cache": cache,
+        "sample": max(0, whole - cache, trace(work_of.begin, sampled, prompt).peak - cache),
+        "decode": drawn,
+        "rescore": trace(work_of.score, min(sampled, rows), width).peak + mask if section.rescore else 0,
+        "value": None if valuing is None else valuing + mask,
+        "optimize_activations": training + mask,
+    }, notes
 
 
 def _lines(
@@ -182,7 +279,7 @@ def _seeing(config: RunConfig, architecture: Any, *, trained: bool) -> int:
         return 0
     prompts = [prompt for split in source_prompts(config).values() for prompt in split if prompt.images]
     image = largest_image(folder, config, prompts) if prompts or sees_images(config) else None
-    return 0 if image is None else encoding_bytes(architecture, image, trained=trained)
+    return 0 if image is None else work_of.encoding_bytes(architecture, image, trained=trained)
 
 
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
