@@ -16,7 +16,7 @@ _PLACES, _HOW = {"first": "chosen", "second": "rejected"}, ("preferred", "rank")
 
 
 class PriorSection(Section):
-    """Samples of what a subject is one of, on which the policy stays as it is (DreamBooth, arXiv 2208.12242)."""
+    """Samples of the class of a subject, on which the policy stays as it is (DreamBooth, arXiv 2208.12242)."""
 
     train: str
     """Their rows, named as those of `data.train`; an epoch has as many of them as of those, at most all."""
@@ -94,7 +94,7 @@ class DataSection(Section):
     """Times that a pass has each row; 'folders': by the number that begins the name of its folder (`10_my dog`), whose
     other part is the caption of images without a text. Each time is encoded."""
     prior: Annotated[PriorSection | None, Later()] = None
-    """Samples to keep what the policy knows, next to those of a subject."""
+    """Samples on which the policy stays as it is, next to those of a subject."""
     groups_per_epoch: int | None = Field(None, ge=1)
     """Prompts, or pairs, of an epoch, in a seeded permutation for each pass; all when absent."""
     rows_per_shard: int = Field(256, ge=1)

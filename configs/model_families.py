@@ -45,7 +45,7 @@ class FamilySpec:
     """Guidance compares with a negative prompt, is an input of the model (one forward, no negative prompt), or compares
     with a prompt without its tokens."""
     starts_from: Literal["text", "image", "clip"] = "text"
-    """What prompts come with besides their text (``prompts.image``)."""
+    """Input of prompts besides their text (``prompts.image``)."""
     last_frame: bool = False
     """The second of two images is the last frame of the clip."""
     references: int | None = None

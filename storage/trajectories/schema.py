@@ -125,7 +125,7 @@ VARIANTS = pa.schema(
         column("view", pa.int32(), "Which of the row's crops and mirrored images it is, from 0."),
         column("captions", pa.list_(pa.string()), "Prompt with each of its captions, by id."),
         column("empty", pa.string(), "Prompt without a caption, by id."),
-        column("prior", pa.bool_(), "Whether the row is one of those to keep what the policy knows."),
+        column("prior", pa.bool_(), "Whether the row is one of `data.prior`."),
     ]
 )
 

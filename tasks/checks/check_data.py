@@ -119,7 +119,7 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
     data, facts = config.data, Trained(config=config, requires=requires)
     if data is None:
         return
-    refuse(config, chain(_missing(facts, data), _without_use(config), _images(facts, data), _variants(facts, data)))
+    refuse(config, chain(_missing(facts, data), _without_use(config), _variants(facts, data), _images(facts, data)))
     # The model takes images of each size.
     for height, width in data.buckets:
         sized = config.model.model_copy(update={"height": height, "width": width})

@@ -1,4 +1,4 @@
-"""What an epoch trains of the rows of data: which of them, which view of each, and under which caption. Pure."""
+"""The rows of data that an epoch trains on, the view of each, and its caption. Pure."""
 
 from __future__ import annotations
 

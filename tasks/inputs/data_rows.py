@@ -84,7 +84,11 @@ def _read_source(reading: _Reading, section: DataSection, heldout: frozenset[See
                 raise row
             parts = [read_row(each, section, place, texts=texts) for each in shaped(row, section, place)]
             for part in parts:
-                _check_held_out(part, heldout)
+                if heldout and not heldout.isdisjoint(map(seen, part.prompts)):
+                    raise DataError(
+                        f"{part.place}: the prompt {part.text[:60]!r} is in prompts.heldout too, whose evaluation "
+                        "would not be of held-out prompts. Remove it from one of the two."
+                    )
         except (PromptError, DataError) as error:
             rows.append((str(place), str(error)))
             size += len(str(error))
@@ -166,14 +170,6 @@ class _Reading:
         if count >= _MOST_REFUSED and self._section.bad_rows == "stop":
             # A setting may be wrong for all rows of a large source.
             raise DataError(f"{reasons_of(self._refused())}\nReading stopped there. Mend these first.")
-
-
-def _check_held_out(row: DataRow, heldout: frozenset[Seen]) -> None:
-    if heldout and not heldout.isdisjoint(map(seen, row.prompts)):
-        raise DataError(
-            f"{row.place}: the prompt {row.text[:60]!r} is in prompts.heldout too, whose evaluation would not be of "
-            "held-out prompts. Remove it from one of the two."
-        )
 
 
 def _keyed(rows: list[DataRow | _Refusal]) -> Iterator[DataRow | _Refusal]:

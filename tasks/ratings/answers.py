@@ -59,7 +59,7 @@ class RatingAnswer(Record):
     withdraws: int = 0
     """Number of the earlier answer, equal to this record, that it withdraws; 0: it is an answer."""
     task: Task = "compare"
-    """What the rater did."""
+    """The rater's task."""
     question: str = ""
     """The question; empty: the usual one of the task."""
     others: tuple[tuple[Artifact, str], ...] = ()

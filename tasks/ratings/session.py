@@ -1,4 +1,4 @@
-"""What a rating shows to whom: the groups of samples, how many raters answered each, and the example of no run."""
+"""The groups of samples that raters see, and the number of raters that answered each."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RatingSession:
         self._shown: dict[str, tuple[RatedGroup, float]] = {}
 
     def question(self) -> dict[str, Any]:
-        """Return what a rater is to do, without samples."""
+        """Return the task of raters, without samples."""
         request = self._request
         return {
             "task": request.task,

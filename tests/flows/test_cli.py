@@ -237,7 +237,7 @@ def test_two_processes_under_torchrun(flowmill: FlowmillCommand, arguments: list
 
 
 def test_check_says_how_it_reads_the_rows_of_data(flowmill: FlowmillCommand, tmp_path: Path) -> None:
-    rows = (f'{{"prompt": "{n}+1=", "completion": "{n + 1}"}}\n' for n in range(64))
+    rows = (f'{{"prompt": "{100 + n}+1=", "completion": "{101 + n}"}}\n' for n in range(64))
     (tmp_path / "rows.jsonl").write_text("".join(rows))
     data = f"{{train: {tmp_path / 'rows.jsonl'}, groups_per_epoch: 64}}"
     command = ["check", "addition_sft", "--set", f"data={data}", "--set", "rewards=[{name: constant}]"]

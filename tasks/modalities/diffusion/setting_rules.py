@@ -29,7 +29,7 @@ _NO_NOISE = 1e-6
 
 def check_combination(combination: Combination) -> None:
     """Check everything that depends on more than one component."""
-    parts = (_uncalled, _plan, _same_noise, _teachers, _sampler, _kl, _rows, _levels, _unconditional, _passes)
+    parts = (_uncalled, _plan, _states, _same_noise, _teachers, _sampler, _kl, _rows, _levels, _unconditional, _passes)
     refuse(combination.config, chain.from_iterable(part(combination) for part in parts))
     check_engine(combination)
 
@@ -65,22 +65,28 @@ def _plan(facts: Combination) -> Iterator[Refusal]:
             "Set rollout.plan to 'final'",
             f"{algorithm} needs the final latents of a rollout, but",
         )
-    if requires.data == "states" and (without := _without_states(facts)):
-        lacks, low, high = without
-        yield Refusal(
-            "rollout.plan",
-            f"{plan} {lacks}",
-            f"Set rollout.plan to {{name: late, options: {{low: {low}, high: {high}}}}}, or lower the algorithm's "
-            "steps",
-            f"{algorithm} continues from stored states for {requires.calls} steps of rollout.steps {rollout.steps}, "
-            "but",
-        )
     if requires.finals and any(each.branches or rollout.steps not in each.states for each in facts.draws):
         yield Refusal(
             "rollout.plan",
             f"{plan} does not store both",
             "Set rollout.plan to {name: all, options: {keep_final: true}}",
             f"{algorithm} compares the final latents of samples whose steps it trains, but",
+        )
+
+
+def _states(facts: Combination) -> Iterator[Refusal]:
+    """Yield a plan that stores no states to continue from."""
+    steps, calls, branches = facts.config.rollout.steps, facts.requires.calls, facts.draws[0].branches
+    latest, low = steps - calls, max(0, steps - calls)
+    stored = all(any(state <= latest for state in each.states) for each in facts.draws)
+    if facts.requires.data == "states" and (branches or not stored):
+        lacks = "stores one step of each branch" if branches else f"stores none from 0 to {latest} of some samples"
+        yield Refusal(
+            "rollout.plan",
+            f"{facts.plan} {lacks}",
+            f"Set rollout.plan to {{name: late, options: {{low: {low}, high: {low + 1}}}}}, or lower the algorithm's "
+            "steps",
+            f"{facts.algorithm} continues from stored states for {calls} steps of rollout.steps {steps}, but",
         )
 
 
@@ -257,17 +263,6 @@ def _passes(facts: Combination) -> Iterator[Refusal]:
                 "Pass over samples once, or set its target to 'bounded'",
                 f"{facts.algorithm} with its options follows a gradient that was taken where the samples are, but",
             )
-
-
-def _without_states(combination: Combination) -> tuple[str, int, int] | None:
-    """Return in words the states that a plan lacks to continue from, and the first and last that it should store."""
-    latest = combination.config.rollout.steps - combination.requires.calls
-    low = max(0, latest)
-    if combination.draws[0].branches:
-        return "stores one step of each branch", low, low + 1
-    if all(any(state <= latest for state in steps.states) for steps in combination.draws):
-        return None
-    return f"stores none from 0 to {latest} of some samples", low, low + 1
 
 
 def _schedule(combination: Combination) -> Gaussian:
