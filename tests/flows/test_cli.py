@@ -241,5 +241,5 @@ def test_check_says_how_it_reads_the_rows_of_data(flowmill: FlowmillCommand, tmp
     (tmp_path / "rows.jsonl").write_text("".join(rows))
     data = f"{{train: {tmp_path / 'rows.jsonl'}, groups_per_epoch: 64}}"
     command = ["check", "addition_sft", "--set", f"data={data}", "--set", "rewards=[{name: constant}]"]
-    assert "data.train is read as TRL prompt-completion" in flowmill(*command).stdout
+    assert "data.train is read as prompt-completion (sample: completion" in flowmill(*command).stdout
     assert json.loads(flowmill(*command, "--json").stdout)["data"]["columns"]["sample"] == "completion"
