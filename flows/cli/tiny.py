@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from flowmill.configs.escaping import quoted
+from flowmill.configs.escaping import command, quoted
 from flowmill.configs.load import read_config
 from flowmill.configs.presets import config_file
 from flowmill.flows.cli.error_reporting import say
@@ -27,5 +27,6 @@ def tiny_command(
     # The preset has sizes that the miniature can draw.
     preset = read_config(config_file(f"tiny_{family}"))["model"]
     section = {"policy": family, "path": str(to)} | {name: preset[name] for name in preset if name != "build"}
-    say(f"{quoted(to)}: random weights, which draw noise. The rest of a config: 'flowmill presets tiny_{family}'.")
+    rest = command("flowmill", "presets", f"tiny_{family}")
+    say(f"{quoted(to)}: random weights, which draw noise. The rest of a config: '{rest}'.")
     say(f"model: {yaml.safe_dump(section, default_flow_style=True, sort_keys=False, width=1000).strip()}")

@@ -30,7 +30,6 @@ from flowmill.models.policies.attention_masks import with_content
 from flowmill.models.policies.decoding import recompute_decoder
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import PipelinePolicy
-from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.models.weights.lora import LoraSpec, targeted
 from flowmill.models.weights.stored_weights import empty_model
 
@@ -196,6 +195,9 @@ def _pipeline(
 ) -> tuple[PipelinePolicy, tuple[Tensor, Mapping[str, Tensor]]]:
     """Return a pipeline of the family with the sizes of the model, and (1, ...) latents and conditioning of a row."""
     quiet_libraries()
+    # Imports diffusers and transformers.
+    from flowmill.models.quickstart.tiny import build_tiny
+
     section, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
     plain = config.model_copy(
         update={"model": section.model_copy(update={"quantize": None, "attention": None, "device_map": None})}

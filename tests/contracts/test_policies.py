@@ -36,7 +36,6 @@ from flowmill.models.maths.sampling import Sampler, grid_at, ode_plan, replay, s
 from flowmill.models.maths.schedules import AllSteps
 from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE, FlowSDE
-from flowmill.models.policies import MODULAR as MODULAR_FAMILIES
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
@@ -1171,7 +1170,7 @@ def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
 @BASE_CLASSES
 def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
     modular = issubclass(resolve(POLICIES, family, label="policy"), ModularPolicy)
-    assert modular == (family in MODULAR_FAMILIES)
+    assert modular == spec_of(family).modular
     if modular:
         with pytest.raises(ConfigError, match="places no parts of modular pipelines"):
             load(device_map="cpu")

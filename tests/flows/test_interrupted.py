@@ -114,7 +114,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     reported: list[str] = []
     noted: list[str] = []
 
-    monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker: None)
+    monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker, show: None)
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
