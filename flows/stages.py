@@ -46,6 +46,8 @@ Future = PrefectFuture[list[str]]
 LOOKING = Listener(on_look=check_cancelled)
 #: Seconds between two polls of a shard that another process makes.
 _LOOK_S = 0.5
+#: Seconds in which the future of a final task has its result.
+_FINAL_S = 30.0
 #: Seconds of shards per task: short shards share a task, as each task costs a few hundredths of a second.
 _TASK_S = 1.0
 _TRANSIENT = {
@@ -172,9 +174,10 @@ class TaskExecutor:
                 future.result(timeout=_LOOK_S)
                 return
             except TimeoutError:
-                # Of this look, or of the task.
+                # Of this look, or of the task, which the server may know to be final just before its future is.
                 if future.state.is_final():
-                    raise
+                    future.result(timeout=_FINAL_S)
+                    return
             except Exception as error:
                 if future.state.is_final():
                     raise

@@ -46,7 +46,7 @@ TESTS = {
         "tests/flows/test_prefect.py::test_every_flow_is_deployed_with_a_form_for_what_it_takes",
     ],
     "fastapi": ["tests/models/rewards/test_reward_server.py::test_a_served_reward_keeps_the_contract"],
-    "sqlalchemy": ["tests/flows/test_prefect.py::test_a_schedule_trains_on_and_catches_up_once"],
+    "sqlalchemy": ["tests/flows/test_prefect.py::test_every_flow_is_deployed_with_a_form_for_what_it_takes"],
     "mlflow": ["tests/tasks/tracking/test_tracking.py::test_a_run_in_mlflow"],
     "httpx": ["tests/models/engines/test_openai.py"],
     "tenacity": ["tests/models/rewards/test_reward_server.py::test_a_served_reward_keeps_the_contract"],

@@ -286,9 +286,11 @@ def test_a_wait_for_a_cluster_ends_with_the_cluster(make_config: Make) -> None:
     listener = Listener(on_look=lambda: looks.append("look"))
     waiting(Sent(TimeoutError(), TimeoutError(), None, ended=False), "shard 0", listener)
     assert looks == ["look"] * 3
+    # The task ends between the look and the question for its state.
+    waiting(Sent(TimeoutError("of the look"), None, ended=True), "shard 0", listener)
     for lost in (FutureCancelledError("task", "scheduler-connection-lost"), RuntimeError("the client is closed")):
         with pytest.raises(WorkerError, match=f"runner 'dask' ended before shard 0 was done: {type(lost).__name__}"):
             waiting(Sent(TimeoutError(), lost, ended=False), "shard 0", listener)
     for own in (TimeoutError("of the task"), ValueError("of the task")):
         with pytest.raises(type(own), match="of the task"):
-            waiting(Sent(own, ended=True), "shard 0", listener)
+            waiting(Sent(own, own, ended=True), "shard 0", listener)
