@@ -168,8 +168,8 @@ class DataSection(Section):
 
     def heldout_rows(self) -> DataSection:
         """Return the section of the rows of ``heldout``, which are used once and as they are."""
-        plain = {"prior": None, "flip": False, "crop": "center", "windows": 4, "empty_captions": 0}
-        return HeldOutSection.model_validate({**self.model_dump(), **plain, "train": self.heldout})
+        plain = self.model_dump(exclude={"prior", "flip", "crop", "windows", "empty_captions"})
+        return HeldOutSection.model_validate({**plain, "train": self.heldout})
 
     @property
     def middle(self) -> float:

@@ -36,7 +36,7 @@ class FamilySpec:
     """Facts about a model family. Custom families, which are no entry of ``FAMILIES``, have the defaults."""
 
     adapter: str
-    """Import string of the policy's class."""
+    """Module and class of the policy in ``flowmill.models.policies``; of a custom family its import string."""
     pipeline: str | None = None
     """Class of its pipeline in diffusers."""
     _: KW_ONLY
@@ -81,70 +81,67 @@ class FamilySpec:
         return self.kind == "diffusion"
 
 
-def _family(module: str, pipeline: str | None = None, **facts: Any) -> FamilySpec:
-    return FamilySpec(f"flowmill.models.policies.{module}", pipeline, **facts)
-
-
+#: Facts of several families.
 _OF_4, _OF_8 = ClipLengths(every=4), ClipLengths(every=8)
-_WAN = {"clips": _OF_4, "not_encoded": frozenset({"guidance_scale_2", "flow_shift"})}
-_SD = {
+_WAN: dict[str, Any] = {"clips": _OF_4, "not_encoded": frozenset({"guidance_scale_2", "flow_shift"})}
+_SD: dict[str, Any] = {
     "any_size": True,
     "not_encoded": frozenset({"steps", "guidance_rescale"}),
     "steps": 50,
     "noise_range": (0.93, 0.0283),
     "known_levels": (0.93, 0.0283),
 }
-_SANA = {"instructed": True, "not_encoded": frozenset({"flow_shift"})}
+_SANA: dict[str, Any] = {"instructed": True, "not_encoded": frozenset({"flow_shift"})}
 _LTX2_OPTIONS = frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"})
 FAMILIES: Mapping[str, FamilySpec] = {
-    "sd15": _family("sd15:SD15", "StableDiffusionPipeline", **_SD),
-    "sdxl": _family("sdxl:SDXL", "StableDiffusionXLPipeline", **_SD),
-    "sd3": _family("sd3:SD3", "StableDiffusion3Pipeline", any_size=True, not_encoded=frozenset({"schedule"})),
-    "flux1": _family("flux1:Flux1", "FluxPipeline", guidance="input"),
-    "flux1_kontext": _family("flux1:Flux1Kontext", "FluxKontextPipeline", guidance="input", starts_from="image"),
-    "flux2": _family("flux2:Flux2", "Flux2Pipeline", guidance="input", references=0),
-    "flux2_klein": _family("flux2:Flux2Klein", "Flux2KleinPipeline", references=0),
-    "flux3": _family("flux3:Flux3", "Flux3ModularPipeline", references=0, modular=True),
-    "qwen_image": _family("qwen_image:QwenImage", "QwenImagePipeline"),
-    "qwen_image_edit": _family("qwen_image_edit:QwenImageEdit", "QwenImageEditPipeline", starts_from="image"),
-    "qwen_image_edit_plus": _family(
+    "sd15": FamilySpec("sd15:SD15", "StableDiffusionPipeline", **_SD),
+    "sdxl": FamilySpec("sdxl:SDXL", "StableDiffusionXLPipeline", **_SD),
+    "sd3": FamilySpec("sd3:SD3", "StableDiffusion3Pipeline", any_size=True, not_encoded=frozenset({"schedule"})),
+    "flux1": FamilySpec("flux1:Flux1", "FluxPipeline", guidance="input"),
+    "flux1_kontext": FamilySpec("flux1:Flux1Kontext", "FluxKontextPipeline", guidance="input", starts_from="image"),
+    "flux2": FamilySpec("flux2:Flux2", "Flux2Pipeline", guidance="input", references=0),
+    "flux2_klein": FamilySpec("flux2:Flux2Klein", "Flux2KleinPipeline", references=0),
+    "flux3": FamilySpec("flux3:Flux3", "Flux3ModularPipeline", references=0, modular=True),
+    "qwen_image": FamilySpec("qwen_image:QwenImage", "QwenImagePipeline"),
+    "qwen_image_edit": FamilySpec("qwen_image_edit:QwenImageEdit", "QwenImageEditPipeline", starts_from="image"),
+    "qwen_image_edit_plus": FamilySpec(
         "qwen_image_edit:QwenImageEditPlus", "QwenImageEditPlusPipeline", starts_from="image", references=1
     ),
-    "qwen_image21": _family("qwen_image21:QwenImage21", "QwenImage21Pipeline", references=0),
-    "wan21": _family("wan:Wan", "WanPipeline", **_WAN),
-    "wan22": _family("wan:Wan22", "WanPipeline", **_WAN),
-    "wan22_ti2v": _family("wan:Wan22TI2V", "WanPipeline", **_WAN),
-    "wan21_i2v": _family(
+    "qwen_image21": FamilySpec("qwen_image21:QwenImage21", "QwenImage21Pipeline", references=0),
+    "wan21": FamilySpec("wan:Wan", "WanPipeline", **_WAN),
+    "wan22": FamilySpec("wan:Wan22", "WanPipeline", **_WAN),
+    "wan22_ti2v": FamilySpec("wan:Wan22TI2V", "WanPipeline", **_WAN),
+    "wan21_i2v": FamilySpec(
         "wan_i2v:Wan21ImageToVideo", "WanImageToVideoPipeline", starts_from="image", last_frame=True, **_WAN
     ),
-    "wan22_i2v": _family(
+    "wan22_i2v": FamilySpec(
         "wan_i2v:Wan22ImageToVideo", "WanImageToVideoPipeline", starts_from="image", last_frame=True, **_WAN
     ),
-    "wan21_v2v": _family(
+    "wan21_v2v": FamilySpec(
         "wan_v2v:WanVideoToVideo",
         "WanVideoToVideoPipeline",
         starts_from="clip",
         **(_WAN | {"not_encoded": frozenset({"guidance_scale_2", "flow_shift", "strength"})}),
     ),
-    "wan22_ti2v_i2v": _family(
+    "wan22_ti2v_i2v": FamilySpec(
         "wan_i2v:Wan22TI2VImage", "WanImageToVideoPipeline", starts_from="image", decodes_latents=False, **_WAN
     ),
-    "z_image": _family("z_image:ZImage", "ZImagePipeline"),
-    "sana": _family("sana:Sana", "SanaPipeline", **_SANA),
-    "sana_video": _family("sana:SanaVideo", "SanaVideoPipeline", clips=_OF_4, **_SANA),
-    "hunyuan_video15": _family("hunyuan_video15:HunyuanVideo15", "HunyuanVideo15Pipeline", clips=_OF_4),
-    "hunyuan_video15_i2v": _family(
+    "z_image": FamilySpec("z_image:ZImage", "ZImagePipeline"),
+    "sana": FamilySpec("sana:Sana", "SanaPipeline", **_SANA),
+    "sana_video": FamilySpec("sana:SanaVideo", "SanaVideoPipeline", clips=_OF_4, **_SANA),
+    "hunyuan_video15": FamilySpec("hunyuan_video15:HunyuanVideo15", "HunyuanVideo15Pipeline", clips=_OF_4),
+    "hunyuan_video15_i2v": FamilySpec(
         "hunyuan_video15_i2v:HunyuanVideo15ImageToVideo",
         "HunyuanVideo15ImageToVideoPipeline",
         starts_from="image",
         clips=_OF_4,
     ),
     # The levels are those of 2B; 5B ends at 0.0283.
-    "cogvideox": _family(
+    "cogvideox": FamilySpec(
         "cogvideox:CogVideoX", "CogVideoXPipeline", clips=_OF_8, steps_divide=1000, known_levels=(1.0, 0.0481)
     ),
-    "ltx2": _family("ltx2:LTX2", "LTX2Pipeline", clips=_OF_8, frame_rate=24.0, not_encoded=_LTX2_OPTIONS),
-    "ltx2_i2v": _family(
+    "ltx2": FamilySpec("ltx2:LTX2", "LTX2Pipeline", clips=_OF_8, frame_rate=24.0, not_encoded=_LTX2_OPTIONS),
+    "ltx2_i2v": FamilySpec(
         "ltx2_i2v:LTX2ImageToVideo",
         "LTX2ImageToVideoPipeline",
         starts_from="image",
@@ -153,9 +150,9 @@ FAMILIES: Mapping[str, FamilySpec] = {
         decodes_latents=False,
         not_encoded=_LTX2_OPTIONS | {"use_cross_timestep"},
     ),
-    "causal_lm": _family("causal_lm:CausalLM", kind="tokens"),
-    "vision_lm": _family("vision_lm:VisionLM", kind="tokens", images=8),
-    "janus": _family("janus:Janus", kind="image_tokens", guidance="blank"),
+    "causal_lm": FamilySpec("causal_lm:CausalLM", kind="tokens"),
+    "vision_lm": FamilySpec("vision_lm:VisionLM", kind="tokens", images=8),
+    "janus": FamilySpec("janus:Janus", kind="image_tokens", guidance="blank"),
 }
 #: Families by the end of the class of a transformers folder, the first that fits.
 _ARCHITECTURES = {

@@ -11,9 +11,9 @@ from rich.text import Text
 from flowmill.configs.escaping import command
 from flowmill.flows.cli.filters import EntryFilter, ranges, span
 from flowmill.flows.console import console, print_table
+from flowmill.tasks.runs.staleness import Freshness
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
-_MEANINGS = {"fresh": "up to date", "stale": "made with other settings or inputs", "missing": "not made yet"}
 _WORST = ("stale", "missing", "fresh")
 #: Figures on held-out rows that the table of evaluations has.
 _LOSSES = ("loss", "preferred", "margin")
@@ -90,7 +90,7 @@ def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
         of_epoch = states.setdefault(stage["stage"], {})
         of_epoch[stage["epoch"]] = min(of_epoch.get(stage["epoch"], "fresh"), stage["state"], key=_WORST.index)
     present = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
-    title = f"Stages ({'; '.join(f'{state}: {_MEANINGS[state]}' for state in present)})"
+    title = f"Stages ({'; '.join(f'{state}: {Freshness(state).meaning}' for state in present)})"
     table = Table("stage", *(f"{state} epochs" for state in present), title=title, title_justify="left")
     for name, of_epoch in states.items():
         epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in present}

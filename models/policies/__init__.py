@@ -10,7 +10,7 @@ from flowmill.configs.model_families import FAMILIES
 from flowmill.configs.registry import Table
 
 POLICIES = Table(
-    {name: spec.adapter for name, spec in FAMILIES.items()},
+    {name: f"flowmill.models.policies.{spec.adapter}" for name, spec in FAMILIES.items()},
     like="flowmill.models.policies.base:Policy",
     removed=dict.fromkeys(("minimax_h3", "minimax_h3_fl2v"), "Clips with sound: choose 'ltx2' or 'ltx2_i2v'."),
 )

@@ -38,13 +38,13 @@ def drawn_variants(
         seed: seed of the run.
         epoch: the epoch, from 1.
     """
-    views = Counter(each["row"] for each in variants if each["view"] == 0)
     samples = Counter(each["row"] for each in variants)
+    per_view = Counter(each["row"] for each in variants if each["view"] == 0)
     numbers, prompts = list[int](), list[str]()
     for number, each in enumerate(variants):
         # The samples of a pair have equal draws.
         draw = drawn(seed, "variant", epoch, each["row"])
-        view = int(draw.integers(samples[each["row"]] // views[each["row"]]))
+        view = int(draw.integers(samples[each["row"]] // per_view[each["row"]]))
         caption = each["captions"][int(draw.integers(len(each["captions"])))]
         without = draw.random() < empty
         if each["view"] == view:

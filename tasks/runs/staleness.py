@@ -30,6 +30,12 @@ class Freshness(Enum):
     MISSING = "missing"
     """Not computed yet."""
 
+    @property
+    def meaning(self) -> str:
+        """The state in words."""
+        words = {"fresh": "up to date", "stale": "made with other settings or inputs", "missing": "not made yet"}
+        return words[self.value]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:

@@ -73,7 +73,7 @@ class RunReport:
     spreads: Mapping[int, np.ndarray]
     """Standard deviations within groups of these epochs, (groups,)."""
     states: Mapping[str, int]
-    """Numbers of fresh, stale and missing stages."""
+    """Numbers of stages by their state, in words."""
     stale: Sequence[str]
     """Stale stages, each with the reason."""
     costs: Sequence[StageCost]

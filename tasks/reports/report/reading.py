@@ -23,6 +23,7 @@ from flowmill.tasks.reports.report.content import Curve, RunReport, StageCost
 from flowmill.tasks.reports.report.headline import evaluated, headline
 from flowmill.tasks.reports.report.samples import extremes, ingested_shots, pairs
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.staleness import Freshness
 from flowmill.tasks.specs.graph import Node
 
 
@@ -63,7 +64,7 @@ def read_run(context: RunContext) -> RunReport:
         worst=worst,
         rewards={epoch: _valid(table, "reward") for epoch, table in tables.items()},
         spreads={epoch: _spreads(table) for epoch, table in tables.items()},
-        states=Counter(row["state"] for row in lineage),
+        states=Counter(Freshness(row["state"]).meaning for row in lineage),
         stale=[f"{_node(row)}: {row['why']}" for row in lineage if row["state"] == "stale"],
         costs=_costs(view, trained[-1] if trained else 0),
         lineage=[

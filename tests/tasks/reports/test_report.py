@@ -122,7 +122,7 @@ def test_what_is_reported_is_what_is_committed(context: RunContext) -> None:
     assert min(shot.reward for shot in run.worst) == run.rewards[2].min()
     assert max(shot.reward for shot in run.best) == run.rewards[2].max()
     assert len({shot.prompt for shot in run.best}) == len(run.best) == 4
-    assert run.states["fresh"] > 0
+    assert run.states["up to date"] > 0
     (rollouts,) = (cost for cost in run.costs if cost.stage == "rollout")
     assert rollouts.artifacts == 2
     assert rollouts.size == sum(context.store.require(context.chain.ref(Node(e, "rollout"))).size for e in (1, 2))
