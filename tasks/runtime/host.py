@@ -14,7 +14,6 @@ import torch
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device, local_rank, make_current
-from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.compute_meter import Meter, peak_flops
@@ -210,7 +209,6 @@ class ModelHost:
             folder: the model's folder; None: the base model's.
             empty: make trained modules without weights, for ranks that then read their shards.
         """
-        quiet_libraries()
         settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
         policy = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)

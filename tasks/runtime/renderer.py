@@ -9,7 +9,6 @@ import torch
 
 from flowmill.configs.registry import resolve
 from flowmill.models.devices import chosen_device, local_rank
-from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.parts import Part
@@ -43,7 +42,6 @@ class Renderer:
     def policy(self) -> Any:
         """Return the model with its text encoders, as a policy."""
         if self._policy is None:
-            quiet_libraries()
             model = self.config.model
             family = resolve(POLICIES, model.policy, label="render.model.policy")
             settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)

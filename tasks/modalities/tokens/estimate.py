@@ -15,7 +15,7 @@ import torch
 from flowmill.configs.model_families import most_images
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
-from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.maths.tokens import Widths
 from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.architectures import parameters
@@ -65,7 +65,7 @@ def language_memory(
         optimizer: sizes of its optimizer's state.
         reference: log-probs of the base model are needed.
     """
-    quiet_libraries()
+    quiet_transformers()
     architecture = None if config.model.path is None else language_config(config.model.path)
     if architecture is None:
         return None
