@@ -181,7 +181,7 @@ def _keyed(rows: list[DataRow | _Refusal]) -> Iterator[DataRow | _Refusal]:
         names.setdefault(sample.folder, {})[sample.path] = None
     keys = {folder: _hashes(folder, list(paths)) for folder, paths in names.items()}
     for row in rows:
-        if isinstance(row, DataRow):
+        if isinstance(row, DataRow) and names and not all(sample.key for sample in row.samples):
             samples = (each if each.key else replace(each, key=keys[each.folder][each.path]) for each in row.samples)
             yield replace(row, samples=tuple(samples))
         else:
@@ -219,7 +219,7 @@ def _checked(row: DataRow, spool: Spool) -> list[bytes]:
         raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
     files = stored_image(row.image)
     for text in row.captions or (row.text,):
-        plain = canonical_json([text, dict(row.metadata)])
+        plain = canonical_json([text, dict(row.metadata)]) if row.captions else prompt
         if spool.seen(hash_text(f"{plain[:-1]}{image}]")) is None:
             spool.add("prompts", f"{plain[:-1]},{json.dumps(files)}]")
     samples = [sample.stored() for sample in row.samples]

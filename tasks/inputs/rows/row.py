@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,7 @@ class Names(NamedTuple):
     """Whether the name of its folder is the text of an image without one, see ``REPEATED``."""
 
 
+@lru_cache(maxsize=1024)
 def ending_of(name: str) -> str:
     """Return the suffix of a file of rows, without that of compression; '' for any other file."""
     name = re.sub(r"\.tgz$", ".tar.gz", name.lower())
