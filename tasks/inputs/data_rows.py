@@ -96,7 +96,8 @@ def _read_source(reading: _Reading, section: DataSection, heldout: frozenset[See
             rows += parts
             for part in parts:
                 files += sum(not sample.key for sample in part.samples)
-                size += content_bytes([part.text, part.metadata, part.image, [sample.text for sample in part.samples]])
+                size += len(part.text) + sum(len(sample.text or "") for sample in part.samples)
+                size += content_bytes([part.metadata, part.image]) if part.metadata or part.image else 0
         if max(files, len(rows)) >= _FILES or (len(rows) >= _ROWS and not files) or size >= _BYTES:
             reading.keep(rows)
             rows, files, size = [], 0, 0
