@@ -27,6 +27,7 @@ FREE_TO_CHANGE = (
     "store",
     "execution",
     "tracking",
+    "rate",
     "watch",
     "evaluate",
     "monitors",

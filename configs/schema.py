@@ -228,6 +228,15 @@ class ExportSection(Section):
     """A LoRA file, or a full pipeline folder; auto: lora if adapters were trained, else full."""
 
 
+class RateSection(Section):
+    """The page on which people compare samples, see ``flowmill rate``, whose options come first."""
+
+    question: str = Field("", max_length=300)
+    """Question to raters; empty: the usual one of their task."""
+    guidelines: str = Field("", max_length=20_000)
+    """Text that raters read first, and can read again."""
+
+
 class TrackingSection(Section):
     """MLflow."""
 
@@ -290,6 +299,8 @@ class RunConfig(Section):
     """Evaluation."""
     export: ExportSection = ExportSection()
     """Export."""
+    rate: RateSection = RateSection()
+    """Question and guidelines of the page on which people compare samples."""
     watch: WatchSection = WatchSection()
     """Actions on alerts."""
     tracking: TrackingSection = TrackingSection()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flowmill.configs.schema import ExportSection as Export
     from flowmill.configs.schema import OptimizeSection as Optimize
     from flowmill.configs.schema import PromptsSection as Prompts
+    from flowmill.configs.schema import RateSection as Rate
     from flowmill.configs.schema import RolloutSection as Rollout
     from flowmill.configs.schema import TrackingSection as Tracking
     from flowmill.configs.tokens import TokensSection as Tokens
@@ -49,6 +50,7 @@ __all__ = [
     "Model",
     "Optimize",
     "Prompts",
+    "Rate",
     "Render",
     "Reward",
     "Rollout",
@@ -75,6 +77,7 @@ _PLACES = {
     "Model": "configs.model:ModelSection",
     "Optimize": "configs.schema:OptimizeSection",
     "Prompts": "configs.schema:PromptsSection",
+    "Rate": "configs.schema:RateSection",
     "Render": "configs.render:RenderSection",
     "Reward": "configs.rewards:RewardSection",
     "Rollout": "configs.schema:RolloutSection",

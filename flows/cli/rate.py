@@ -49,6 +49,7 @@ def rate_command(
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     context = open_run(uri, request.run, reads=True)
+    request = request.model_copy(update={"question": request.question or context.config.rate.question})
     if export is not None:
         from flowmill.tasks.ratings.export import export_answers
 
@@ -83,7 +84,7 @@ def _serve(request: RateRequest, context: RunContext, sources: Sequence[SampleSo
     token = access_token(request.host, TOKEN, where="give it to raters")
     # A link of each start: raters know the address, and must not see how others answer.
     organizer = secrets.token_urlsafe(16)
-    app = make_app(context.run, sources, request, token, organizer)
+    app = make_app(context.run, sources, request, token, organizer, context.config.rate.guidelines)
     rater = "" if request.rater is None else f"/?rater={quote(request.rater)}"
     labels = {"the organizer's page": f"/organizer.html#{organizer}", "the page": rater}
     try:

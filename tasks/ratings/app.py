@@ -37,7 +37,12 @@ _BODY = 4096
 
 
 def make_app(
-    run: RunFolder, sources: Sequence[SampleSource], request: RateRequest, token: str | None, organizer: str = ""
+    run: RunFolder,
+    sources: Sequence[SampleSource],
+    request: RateRequest,
+    token: str | None,
+    organizer: str = "",
+    guidelines: str = "",
 ) -> FastAPI:
     """Return the app with which raters compare samples and stores their answers in a run.
 
@@ -47,9 +52,10 @@ def make_app(
         request: question, task, number of pairs and seed.
         token: token of raters; None: anyone who reaches the server is one.
         organizer: token of the organizer's page; empty: nobody may read it.
+        guidelines: those of raters if the request has none.
     """
     check_writable(run)
-    session = RatingSession(run, sources, request)
+    session = RatingSession(run, sources, request, guidelines)
 
     app = FastAPI(title="flowmill rate", docs_url=None, redoc_url=None, openapi_url=None)
 

@@ -37,9 +37,9 @@ class RateRequest(BaseModel):
     group: Annotated[int, CommandLine(metavar="N")] = Field(default=4, ge=2, le=6)
     """Samples of a prompt that --task stars and rank show together."""
     question: Annotated[str, CommandLine(metavar="TEXT")] = Field(default="", max_length=300)
-    """Question to raters, in place of the task's usual one; answers to other questions are apart."""
+    """Question to raters, in place of that of the config or the task; answers to other questions are apart."""
     guidelines: Annotated[Path | None, CommandLine(metavar="FILE")] = None
-    """Text file that raters read first, and can read again."""
+    """Text file that raters read first, and can read again, in place of the config's guidelines."""
     rater: Annotated[RaterName | None, CommandLine(metavar="NAME")] = None
     """Name of the rater, for the printed link; without a name in its link the page requests one."""
     pairs: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)

@@ -68,7 +68,9 @@ class AnswerBody(RaterBody):
 class RatingSession:
     """The groups of a rating, and the answers of its run."""
 
-    def __init__(self, run: RunFolder, sources: Sequence[SampleSource], request: RateRequest) -> None:
+    def __init__(
+        self, run: RunFolder, sources: Sequence[SampleSource], request: RateRequest, guidelines: str = ""
+    ) -> None:
         """Read the samples and the guidelines."""
         self._run, self._request, self._sources = run, request, sources
         groups = groups_of(sources, request.seed, 2 if request.task == "compare" else request.group)
@@ -78,7 +80,7 @@ class RatingSession:
             (source.artifact, row["sample_id"]): (source, row) for source in sources for row in source.rows
         }
         self._named = {self._name(sample): sample for sample in self._samples}
-        self._guidelines = _text_of(request.guidelines)
+        self._guidelines = guidelines if request.guidelines is None else _text_of(request.guidelines)
         self._lock = threading.Lock()
         self._shown: dict[str, tuple[RatedGroup, float]] = {}
 
@@ -237,9 +239,9 @@ class RatingSession:
         return fingerprint([self._request.seed, value])
 
 
-def _text_of(file: Path | None) -> str:
+def _text_of(file: Path) -> str:
     try:
-        return "" if file is None else file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--guidelines: {quoted(file)} cannot be read: {error}. Name a text file in UTF-8.") from None
 

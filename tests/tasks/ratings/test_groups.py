@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from flowmill.configs.errors import ConfigError, DataError, StoreError
+from flowmill.configs.schema import RateSection
 from flowmill.flows.cli.app import app
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.transfer import copy_run
@@ -27,7 +28,7 @@ from flowmill.tasks.ratings.figures import rating_report
 from flowmill.tasks.ratings.groups import RatedGroup, groups_of, sources_of
 from flowmill.tasks.ratings.request import RateRequest
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.opening import begin_run, open_run
 
 KEY = {"authorization": "Bearer key"}
 
@@ -62,6 +63,19 @@ def test_groups_of_a_prompt_share_a_sample(context: RunContext) -> None:
     pairs = groups_of(sources_of(context, None, None, evaluation=False, scorer=None), 0, 6)
     assert sum(len(group.key) for group in pairs) == 2 * 16, "both samples of every replica, once"
     assert all(len({artifact for artifact, _ in group.key}) == 2 for group in pairs)
+
+
+def test_the_config_has_question_and_guidelines(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = RateSection(question="Which has fewer errors?", guidelines="Count fingers.")
+    begin_run(context.config.model_copy(update={"rate": own}))
+    clients = list[TestClient]()
+    monkeypatch.setattr("flowmill.flows.cli.rate.serve", lambda page, **options: clients.append(TestClient(page)))
+    for options, question in ([], own.question), (["--question", "Which is red?"], "Which is red?"):
+        command = ["rate", "small", *options, "--root", context.store.root.uri]
+        assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+        clients[-1].headers.update({"host": "127.0.0.1"})
+        told = clients[-1].get("/api/question").json()
+        assert (told["question"], told["guidelines"]) == (question, own.guidelines)
 
 
 @pytest.mark.parametrize(
