@@ -6,6 +6,7 @@ A runner names one of Prefect's task runners and its arguments; only ``flows`` i
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.extras import require_extra
 from flowmill.configs.registry import Table, chosen
+
+#: Seconds within which the head of a cluster accepts a connection.
+_CONNECT_S = 5.0
 
 RUNNERS = Table(
     {
@@ -48,6 +52,10 @@ class Runner(Protocol):
         """Connect to the workers of a started task runner, so that a failure is reported before any shard is sent."""
         ...
 
+    def fault(self, task_runner: Any) -> str:
+        """Return why a started task runner does not do its tasks; '' if it does."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
@@ -62,6 +70,10 @@ class Threads:
 
     def connect(self, task_runner: Any) -> None:
         """Do nothing: threads need no connection."""
+
+    def fault(self, task_runner: Any) -> str:
+        """Return '': threads end with this process."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +116,20 @@ class Dask:
         """Start the cluster and its client now; by default they start with the first shard."""
         _ = task_runner.client
 
+    def fault(self, task_runner: Any) -> str:
+        """Return the state of the connection to the scheduler, or that a running cluster has no worker."""
+        client = task_runner.client
+        if client.status != "running":
+            return f"the connection to the scheduler is {client.status}"
+        # Workers of a cluster that was started for the run may wait in a queue of its machines.
+        if self.address is None:
+            return ""
+        try:
+            known = client.sync(client.scheduler.identity, n_workers=1, callback_timeout=_CONNECT_S)
+        except OSError as error:
+            return f"the scheduler {self.address} does not answer ({type(error).__name__})"
+        return "" if known["workers"] else f"no worker is connected to the scheduler {self.address}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
@@ -124,6 +150,18 @@ class Ray:
 
     def connect(self, task_runner: Any) -> None:
         """Do nothing: Ray connects when the task runner starts."""
+
+    def fault(self, task_runner: Any) -> str:
+        """Return that the head or all nodes are gone; a minute later Ray would end this process without a message."""
+        import ray
+
+        host, _, port = self.address.rpartition("//")[2].rpartition(":")
+        try:
+            if port.isdigit():
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        except OSError as error:
+            return f"its head {self.address} does not answer ({error})"
+        return "" if any(node["Alive"] for node in ray.nodes()) else f"no node of {self.address} is alive"
 
 
 def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:
