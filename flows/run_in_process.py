@@ -64,10 +64,10 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
     before = {name: logging.getLogger(name).level for name in _LOGGERS}
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # The heartbeat is for workers that look for zombies, and costs every flow a second at its end.
-    settings: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    settings: dict[Any, Any] = {}
     if api is not None:
-        settings[PREFECT_API_URL] = api.wait()
+        # Nobody reads the heartbeats of a temporary server, and they cost every flow up to a second at its end.
+        settings = {PREFECT_API_URL: api.wait(), PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     try:
         with temporary_settings(settings):
             yield
