@@ -153,12 +153,17 @@ class TaskExecutor:
         """Submit shards as one task to the task runner, to start after other tasks, and return its future."""
         self.start()
         parameters = {"job": job_of(run), "shards": list(map(astuple, shards))}
+        work = f"shard {shards[0].name} of {run.stage.node}"
+        # A client without its cluster may block here.
+        since = self._unwell_since(math.inf, work)
+        while since < math.inf:
+            time.sleep(_LOOK_S)
+            since = self._unwell_since(since, work)
         try:
             return self._started.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
         except Exception as error:
             if not self._runner.elsewhere:
                 raise
-            work = f"shard {shards[0].name} of {run.stage.node}"
             raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
 
     def wait(self, run: StageRun, started: Mapping[str, Future], listener: Listener = LOOKING) -> list[str]:
@@ -184,14 +189,27 @@ class TaskExecutor:
                 # The result arrived: this is the task's own error. The server knows of tasks whose result is lost.
                 if future._final_state is not None:
                     raise
-                fault = f"{type(error).__name__}: {first_line(error)}"
-                if isinstance(error, TimeoutError):
-                    final = self._runner.elsewhere and future.state.is_final()
-                    fault = "a task ended, but its result does not come" if final else self._runner.fault(self._started)
-                    since = min(since, time.monotonic()) if fault else math.inf
-                    if time.monotonic() - since < _PATIENCE_S:
-                        continue
-                raise self._ended(work, fault) from error
+                if not isinstance(error, TimeoutError):
+                    raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
+                since = self._unwell_since(since, work, future)
+
+    def _unwell_since(self, since: float, work: str, future: Future | None = None) -> float:
+        """Return the time since when the cluster does not work, now ``inf`` if it does; after a while raise.
+
+        Args:
+            since: the time at the last look.
+            work: what is sent or awaited, for the message.
+            future: what is awaited.
+
+        Raises:
+            WorkerError: the cluster has not worked for ``_PATIENCE_S``.
+        """
+        final = future is not None and self._runner.elsewhere and future.state.is_final()
+        fault = "a task ended, but its result does not come" if final else self._runner.fault(self._started)
+        since = min(since, time.monotonic()) if fault else math.inf
+        if time.monotonic() - since > _PATIENCE_S:
+            raise self._ended(work, fault)
+        return since
 
     def _ended(self, work: str, fault: str) -> WorkerError:
         return WorkerError(

@@ -5,6 +5,7 @@ A runner names one of Prefect's task runners and its arguments; only ``flows`` i
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -114,6 +115,8 @@ class Dask:
 
     def connect(self, task_runner: Any) -> None:
         """Start the cluster and its client now; by default they start with the first shard."""
+        # The message of the run says why it ends.
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         _ = task_runner.client
 
     def fault(self, task_runner: Any) -> str:
@@ -146,13 +149,15 @@ class Ray:
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""
         require_extra("ray", "prefect_ray", label="execution.runner 'ray'")
+        # By default Ray ends this process without a message a minute after its head, even while it trains.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
     def connect(self, task_runner: Any) -> None:
         """Do nothing: Ray connects when the task runner starts."""
 
     def fault(self, task_runner: Any) -> str:
-        """Return that the head or all nodes are gone; a minute later Ray would end this process without a message."""
+        """Return that the head or all nodes are gone."""
         import ray
 
         host, _, port = self.address.rpartition("//")[2].rpartition(":")
