@@ -154,11 +154,6 @@ class TaskExecutor:
         self.start()
         parameters = {"job": job_of(run), "shards": list(map(astuple, shards))}
         work = f"shard {shards[0].name} of {run.stage.node}"
-        # A client without its cluster may block here.
-        since = self._unwell_since(math.inf, work)
-        while since < math.inf:
-            time.sleep(_LOOK_S)
-            since = self._unwell_since(since, work)
         try:
             return self._started.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
         except Exception as error:
@@ -191,25 +186,11 @@ class TaskExecutor:
                     raise
                 if not isinstance(error, TimeoutError):
                     raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
-                since = self._unwell_since(since, work, future)
-
-    def _unwell_since(self, since: float, work: str, future: Future | None = None) -> float:
-        """Return the time since when the cluster does not work, now ``inf`` if it does; after a while raise.
-
-        Args:
-            since: the time at the last look.
-            work: what is sent or awaited, for the message.
-            future: what is awaited.
-
-        Raises:
-            WorkerError: the cluster has not worked for ``_PATIENCE_S``.
-        """
-        final = future is not None and self._runner.elsewhere and future.state.is_final()
-        fault = "a task ended, but its result does not come" if final else self._runner.fault(self._started)
-        since = min(since, time.monotonic()) if fault else math.inf
-        if time.monotonic() - since > _PATIENCE_S:
-            raise self._ended(work, fault)
-        return since
+                final = self._runner.elsewhere and future.state.is_final()
+                fault = "a task ended, but its result does not come" if final else self._runner.fault(self._started)
+                since = min(since, time.monotonic()) if fault else math.inf
+                if time.monotonic() - since > _PATIENCE_S:
+                    raise self._ended(work, fault) from error
 
     def _ended(self, work: str, fault: str) -> WorkerError:
         return WorkerError(

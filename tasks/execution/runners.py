@@ -5,9 +5,12 @@ A runner names one of Prefect's task runners and its arguments; only ``flows`` i
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +24,18 @@ from flowmill.configs.registry import Table, chosen
 
 #: Seconds within which the head of a cluster accepts a connection.
 _CONNECT_S = 5.0
+#: Waits for the end of its parent, which writes a byte before it ends by itself. Its arguments: host, port, address.
+_WATCH = """
+import socket, sys
+if not sys.stdin.read(1):
+    try:
+        socket.create_connection(sys.argv[1:3], timeout=5).close()
+    except OSError as error:
+        sys.exit(
+            f"flowmill: execution.runner 'ray' ended this process: its head {sys.argv[3]} does not answer ({error}). "
+            "Committed shards stay: start the cluster again, then the same command continues."
+        )
+"""
 
 RUNNERS = Table(
     {
@@ -146,24 +161,37 @@ class Ray:
     init: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``ray.init``."""
 
+    def __post_init__(self) -> None:
+        """Check the address.
+
+        Raises:
+            ValueError: it has no port.
+        """
+        if not self._head[1].isdigit():
+            raise ValueError(f"address is '{self.address}', which has no port. Give host:6379 or ray://host:10001.")
+
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""
         require_extra("ray", "prefect_ray", label="execution.runner 'ray'")
-        # By default Ray ends this process without a message a minute after its head, even while it trains.
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
     def connect(self, task_runner: Any) -> None:
-        """Do nothing: Ray connects when the task runner starts."""
+        """Start a process that says so if Ray ends this one without a word: it does a minute after its head is gone."""
+        command = [sys.executable, "-c", _WATCH, *self._head, self.address]
+        watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        atexit.register(watch.communicate, b"ended by itself")
+
+    @property
+    def _head(self) -> tuple[str, str]:
+        host, _, port = self.address.rpartition("//")[2].rpartition(":")
+        return host.strip("[]"), port
 
     def fault(self, task_runner: Any) -> str:
         """Return that the head or all nodes are gone."""
         import ray
 
-        host, _, port = self.address.rpartition("//")[2].rpartition(":")
         try:
-            if port.isdigit():
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            socket.create_connection(self._head, timeout=_CONNECT_S).close()
         except OSError as error:
             return f"its head {self.address} does not answer ({error})"
         return "" if any(node["Alive"] for node in ray.nodes()) else f"no node of {self.address} is alive"

@@ -59,6 +59,7 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ),
         (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
         (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
+        (["execution.runner={name: ray, options: {address: auto}}"], "address is 'auto', which has no port"),
     ],
 )
 def test_what_cannot_work_is_refused(make_config: Make, overrides: list[str], said: str) -> None:
