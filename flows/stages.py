@@ -128,8 +128,9 @@ class TaskExecutor:
             self._started = self._stack.enter_context(kind(**self._runner.arguments(self._section)))
             self._runner.connect(self._started)
         except (OSError, RuntimeError, ValueError, TypeError) as error:
-            cause = f"{type(error).__name__}: {error}".strip()
-            raise ConfigError(f"execution.runner '{self._section.runner.name}' cannot be started. {cause}") from error
+            cause = f"{type(error).__name__}: {first_line(error)}".removesuffix(".")
+            said = f"execution.runner '{self._section.runner.name}' cannot be started. {cause}. {self._runner.remedy}"
+            raise ConfigError(said.strip()) from error
 
     def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = LOOKING) -> list[str]:
         """Run shards: all in one task on the ranks, each in a task in other processes, here for a second per task."""

@@ -60,6 +60,11 @@ class Runner(Protocol):
         """Import string of Prefect's task runner."""
         ...
 
+    @property
+    def remedy(self) -> str:
+        """How to start what a task runner connects to, for messages; '' if it starts that itself."""
+        ...
+
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the arguments of the task runner."""
         ...
@@ -79,6 +84,7 @@ class Threads:
 
     elsewhere = False
     task_runner = "prefect.task_runners:ThreadPoolTaskRunner"
+    remedy = ""
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the number of threads."""
@@ -116,6 +122,14 @@ class Dask:
         """
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
+
+    @property
+    def remedy(self) -> str:
+        """The commands that start the cluster at the address."""
+        if self.address is None:
+            return ""
+        port = self.address.rpartition(":")[2]
+        return f"Start one: 'dask scheduler --port {port}' there, and workers: 'dask worker {self.address}'."
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
@@ -169,6 +183,11 @@ class Ray:
         """
         if not self._head[1].isdigit():
             raise ValueError(f"address is '{self.address}', which has no port. Give host:6379 or ray://host:10001.")
+
+    @property
+    def remedy(self) -> str:
+        """The command that starts the cluster at the address."""
+        return f"Start one: 'ray start --head --port={self._head[1]}' there, of the version that is installed here."
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""

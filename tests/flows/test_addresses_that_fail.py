@@ -58,16 +58,26 @@ def test_a_server_starts_before_prefect_is_imported_and_only_if_no_profile_names
     assert done.stdout.split() == said, done.stderr
 
 
-def test_a_prefect_server_of_another_version_is_named(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.20.0", "Found incompatible versions"),
+        ("3.8.7", r"It is of Prefect 3\.8\.7, older than 3\.8\.8"),
+        ("nginx", ""),
+    ],
+)
+def test_a_prefect_server_of_another_version_is_named(
+    prefect_server: str, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
     from prefect.client.orchestration import SyncPrefectClient
 
     def api_version(client: Any) -> str:
-        return "2.20.0"
+        return version
 
     monkeypatch.setattr(SyncPrefectClient, "api_version", api_version)
     with (
         temporary_settings({PREFECT_API_URL: prefect_server}),
-        pytest.raises(ConfigError, match=r"PREFECT_API_URL=.* cannot be used\. Found incompatible versions"),
+        pytest.raises(ConfigError, match=rf"PREFECT_API_URL=.* cannot be used\. {said}.* 'prefect server start'"),
         local_api(),
     ):
         pass

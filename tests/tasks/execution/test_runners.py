@@ -75,6 +75,19 @@ def test_a_runner_whose_package_is_missing_says_what_to_install(
         check_config(make_config("execution.runner={name: ray, options: {address: '127.0.0.1:6379'}}"))
 
 
+def test_a_runner_whose_package_is_older_than_the_oldest_that_was_tested_says_what_to_install(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = make_config("execution.runner={name: dask}")
+    check_config(chosen)
+    monkeypatch.setattr(extras, "version", lambda package: "0.3.6")
+    with pytest.raises(
+        ConfigError,
+        match=r"'dask' needs prefect-dask 0\.3\.7 or later, and 0\.3\.6 .*pip install -U 'flowmill\[dask\]'",
+    ):
+        check_config(chosen)
+
+
 def test_which_policy_rolls_out_which_epoch_is_fixed(make_config: Make) -> None:
     config = make_config("execution.ahead=2", "run.epochs=4")
     assert [RunPlan(config).policy_of(epoch) for epoch in (1, 2, 3, 4)] == [
@@ -217,6 +230,7 @@ def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_
     assert (
         f"execution.runner 'dask' cannot be started. OSError: Timed out trying to connect to {address}" in said.stderr
     )
+    assert f"Start one: 'dask scheduler --port {address.rpartition(':')[2]}' there" in said.stderr
     assert "Traceback" not in said.stderr
 
 
