@@ -31,7 +31,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flowmill.configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError, in_words
-from flowmill.flows.cancellation import check_cancelled
+from flowmill.flows.cancellation import check_cancelled, signal_behind
 from flowmill.flows.process_state import is_called
 from flowmill.flows.requests import GPU_SLOTS, Request
 from flowmill.flows.server import has_lasting_api
@@ -69,6 +69,9 @@ def scheduled(request: Request) -> Iterator[FlowResult]:
     except Exception as error:
         if is_called():
             raise
+        # A worker ends the process of a cancelled flow run with a signal, which may surface as another error.
+        if (stopped := signal_behind(error)) is not None:
+            raise stopped from None
         result.value = _failed(error, request)
 
 
