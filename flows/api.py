@@ -14,7 +14,7 @@ from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
 from flowmill.configs.answers import json_of, read_as_utf8, text_of
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, FlowmillError
 from flowmill.configs.extras import is_older, oldest_tested
 
 _MOST = 600
@@ -54,6 +54,20 @@ def check_server() -> None:
 def _unusable(client: SyncPrefectClient, reason: str) -> ConfigError:
     where = f"Prefect's server at PREFECT_API_URL={client.api_url}"
     return ConfigError(f"{where} cannot be used. {reason} Start one of the version installed here: {_START}")
+
+
+@contextlib.contextmanager
+def lasting(url: str | None) -> Iterator[None]:
+    """Convert the end of the server, None if it is temporary, during a flow into a FlowmillError."""
+    try:
+        yield
+    except (httpx.TransportError, httpx.HTTPStatusError) as error:
+        if url is None or not str(error.request.url).startswith(url):
+            raise
+        raise FlowmillError(
+            f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({error or type(error).__name__}). "
+            f"Committed data stays: start the server again ({_START[:-1]}), then the same command continues."
+        ) from None
 
 
 @contextlib.contextmanager

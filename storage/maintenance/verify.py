@@ -113,9 +113,8 @@ def _unmade(store: ArtifactStore) -> Iterator[Problem]:
         ref = ArtifactRef.parse(name)
         if ref.kind == "embeddings":
             yield from _unrecorded(store, ref)
-        elif store.root.read(layout.manifest(ref)) is None:
-            message = f"{layout.manifest(ref)} is missing; {why}"
-            yield Problem(ref=ref, shard=None, kind="missing", message=message)
+        elif store.root.read(place := layout.manifest(ref)) is None:
+            yield Problem(ref=ref, shard=None, kind="missing", message=f"{place} is missing; {why}")
 
 
 def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
