@@ -14,9 +14,11 @@ from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
 from flowmill.configs.answers import json_of, read_as_utf8, text_of
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, FlowmillError
+from flowmill.configs.extras import is_older, oldest_tested
 
 _MOST = 600
+_START = "'flowmill ui', or 'prefect server start'."
 _UNAUTHORIZED = (401, 403)
 
 
@@ -42,8 +44,30 @@ def check_server() -> None:
             raise failure
         try:
             client.raise_for_api_version_mismatch()
-        except RuntimeError as error:
-            raise ConfigError(f"Prefect's server at PREFECT_API_URL={client.api_url} cannot be used. {error}") from None
+        except (RuntimeError, ValueError) as error:
+            raise _unusable(client, str(error)) from None
+        server, oldest = client.api_version(), oldest_tested().get("prefect", "")
+        if is_older(server, oldest):
+            raise _unusable(client, f"It is of Prefect {server}, older than {oldest}, the oldest that was tested.")
+
+
+def _unusable(client: SyncPrefectClient, reason: str) -> ConfigError:
+    where = f"Prefect's server at PREFECT_API_URL={client.api_url}"
+    return ConfigError(f"{where} cannot be used. {reason} Start one of the version installed here: {_START}")
+
+
+@contextlib.contextmanager
+def lasting(url: str | None) -> Iterator[None]:
+    """Convert the end of the server, None if it is temporary, during a flow into a FlowmillError."""
+    try:
+        yield
+    except (httpx.TransportError, httpx.HTTPStatusError) as error:
+        if url is None or not str(error.request.url).startswith(url):
+            raise
+        raise FlowmillError(
+            f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({error or type(error).__name__}). "
+            f"Committed data stays: start the server again ({_START[:-1]}), then the same command continues."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -56,7 +80,8 @@ def answers(url: str) -> Iterator[None]:
         raise ConfigError(f"{where} {_refusal(error.response)}") from None
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"{where} does not answer ({error or type(error).__name__}). Is it running, and is the address right?"
+            f"{where} does not answer ({error or type(error).__name__}). Is it running, and is the address right? "
+            f"Start one: {_START}"
         ) from None
     except PrefectException as error:
         raise ConfigError(f"{where} refuses this: {_short(str(error))}") from None

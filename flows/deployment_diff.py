@@ -14,7 +14,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flowmill.flows.deployment_list import OWN_TAGS, requested, shown_schedule, tags
+from flowmill.flows.deployment_list import OFF, OWN_TAGS, requested, shown_schedule, tags
 from flowmill.flows.requests import DeployRequest
 from flowmill.flows.schedule_parser import Rule, schedule_text
 
@@ -86,7 +86,7 @@ class Edit:
     update: Mapping[str, Any]
     """Fields to send; the server keeps all others."""
     rule: Rule | None
-    """Rule that no active schedule has yet."""
+    """Rule that neither an active schedule nor the own one has yet."""
 
     def apply(self, client: SyncPrefectClient) -> None:
         """Send the update, and the rule apart: with it the server would delete all schedules if one has no slug."""
@@ -97,7 +97,7 @@ class Edit:
         if own is None:
             client.create_deployment_schedules(there.id, [DeploymentScheduleCreate(schedule=self.rule, slug=SLUG)])
         else:
-            client.update_deployment_schedule(there.id, own.id, active=True, schedule=self.rule, slug=SLUG)
+            client.update_deployment_schedule(there.id, own.id, active=own.active, schedule=self.rule, slug=SLUG)
 
 
 @functools.cache
@@ -138,12 +138,16 @@ def edit(current: Deployed, request: DeployRequest, *, rule: Rule | None) -> Edi
     if after != current.parameters:
         others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
         update |= {"parameters": {**(there.parameters or {}), "request": after}, "tags": [*others, *tags(after)]}
-    if rule is not None and schedule_text(rule) in map(shown_schedule, there.schedules):
+    own = current.own_schedule
+    # A schedule that was switched off stays off.
+    off = "" if own is None or own.active else OFF
+    before = _MISSING if own is None else shown_schedule(own)
+    if rule is not None and (
+        schedule_text(rule) + off == before or schedule_text(rule) in map(shown_schedule, there.schedules)
+    ):
         rule = None
     if rule is not None:
-        own = current.own_schedule
-        before = _MISSING if own is None else shown_schedule(own)
-        lines.append(Change(current.name, "schedule", before, schedule_text(rule), asks=own is not None))
+        lines.append(Change(current.name, "schedule", before, schedule_text(rule) + off, asks=own is not None))
     variables = there.job_variables or {}
     # Customized pull steps stay, and the folder of containers while no pool is named.
     stays = current.folder is None or (current.folder == "/" and request.pool is None)

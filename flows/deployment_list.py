@@ -20,6 +20,8 @@ from flowmill.flows.schedule_parser import next_start, schedule_text
 OWN_TAGS = ("run:", "config:")
 #: Shown in place of a missing value.
 UNKNOWN = "-"
+#: Follows an inactive schedule.
+OFF = " (off)"
 _PAGE = 100
 _MODULE = "flowmill.flows."
 #: Modules of flows before all code was named flowmill; other projects have a package of this name, too.
@@ -71,7 +73,7 @@ def requested(there: DeploymentResponse) -> Mapping[str, Any]:
 
 def shown_schedule(schedule: DeploymentSchedule) -> str:
     """Return a schedule as a text; '(off)' follows an inactive one."""
-    return schedule_text(schedule.schedule) + ("" if schedule.active else " (off)")
+    return schedule_text(schedule.schedule) + ("" if schedule.active else OFF)
 
 
 def _run(parameters: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from flowmill.flows.cancellation import signal_behind
 from flowmill.flows.chained import chained
 from flowmill.flows.requests import ContinueRequest, PipelineRequest
 from flowmill.flows.rollouts import Rollouts
-from flowmill.flows.scheduled_runs import end_killed, make_up_for_missed, scheduled, turn
+from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flowmill.flows.stages import RunStages
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.describe import describe_result
@@ -25,7 +25,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.extension import grown
 from flowmill.tasks.runs.locks import executing
 from flowmill.tasks.runs.opening import mark_finished, open_run
-from flowmill.tasks.runs.state import killed_flow_run, note_state
+from flowmill.tasks.runs.state import note_state
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.tracking.tracker import Tracker
 
@@ -68,7 +68,6 @@ def training_run(
         execution = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         callbacks, status = RunCallbacks(context, tracker, show=request.show), "FAILED"
-        end_killed(killed_flow_run(context))
         note_state(context, "running", flow_run=str(flow_run.id or ""))
         try:
             yield RunStages(execution), callbacks

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import cast
 
 from flowmill.configs.rewards import RewardSection
-from flowmill.flows.cancellation import check_cancelled
 from flowmill.flows.stages import LOOKING, Future, RunStages, finish
 from flowmill.tasks.inputs.renderer import reads_images
 from flowmill.tasks.specs.plan import RunPlan
@@ -113,8 +112,7 @@ class EpochRollout:
             for run in together:
                 self._tasks.run(run, run.pending())
             for future in futures:
-                check_cancelled()
-                future.result()
+                self._tasks.wait_for(future, f"scores of {rollout.stage.node}")
 
     def _following(self, epoch: int, slot: str) -> ScoreStage:
         """Return the stage that scores the rollout while it is running."""

@@ -59,17 +59,24 @@ def _server() -> LocalApi | None:
 @contextlib.contextmanager
 def on_server(api: LocalApi | None) -> Iterator[None]:
     """Run flows inside the block on a server, with Prefect's log silenced: the caller gets the errors."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        get_current_settings,
+        temporary_settings,
+    )
+
+    from flowmill.flows.api import lasting
 
     before = {name: logging.getLogger(name).level for name in _LOGGERS}
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # The heartbeat is for workers that look for zombies, and costs every flow a second at its end.
-    settings: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    settings: dict[Any, Any] = {}
     if api is not None:
-        settings[PREFECT_API_URL] = api.wait()
+        # Nobody reads the heartbeats of a temporary server, and they cost every flow up to a second at its end.
+        settings = {PREFECT_API_URL: api.wait(), PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     try:
-        with temporary_settings(settings):
+        with temporary_settings(settings), lasting(None if api else get_current_settings().api.url):
             yield
     finally:
         for name, level in before.items():

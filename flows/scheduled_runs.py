@@ -31,12 +31,13 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flowmill.configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError, in_words
-from flowmill.flows.cancellation import check_cancelled
+from flowmill.flows.cancellation import check_cancelled, signal_behind
 from flowmill.flows.process_state import is_called
 from flowmill.flows.requests import GPU_SLOTS, Request
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.locks import refuse_while_executing
+from flowmill.tasks.runs.locks import holding, refuse_while_executing
+from flowmill.tasks.runs.state import killed_flow_run
 
 _LOOK_S = 5.0
 #: Loggers of Prefect's engine.
@@ -68,6 +69,9 @@ def scheduled(request: Request) -> Iterator[FlowResult]:
     except Exception as error:
         if is_called():
             raise
+        # A worker ends the process of a cancelled flow run with a signal, which may surface as another error.
+        if (stopped := signal_behind(error)) is not None:
+            raise stopped from None
         result.value = _failed(error, request)
 
 
@@ -120,16 +124,19 @@ def make_up_for_missed() -> None:
                 client.set_flow_run_state(other.id, skipped, force=True)
 
 
-def end_killed(killed: str) -> None:
-    """End a killed flow run as ``Crashed``: without its process and its worker it would be running for ever."""
-    if not killed or killed == flow_run.id or not has_lasting_api():
-        return
+def end_killed(context: RunContext) -> None:
+    """End the killed flow run of a run as ``Crashed``: without process and worker it would be running for ever."""
     # Another server may have been named then; the run itself does not depend on this.
-    with contextlib.suppress(PrefectException, httpx.HTTPError, ValueError), get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(killed)).state
-        if state is not None and (state.is_running() or state.is_cancelling()):
-            ended: State[None] = Crashed(message="Its process was killed. Another flow run goes on with its run.")
-            client.set_flow_run_state(UUID(killed), ended, force=True)
+    with contextlib.suppress(FlowmillError, PrefectException, httpx.HTTPError, ValueError):
+        # Most often there is none to look for. Under the lock no other process executes the run.
+        if not has_lasting_api() or not killed_flow_run(context):
+            return
+        with holding(context.store, context.run.name), get_client(sync_client=True) as client:
+            killed = killed_flow_run(context)
+            state = client.read_flow_run(UUID(killed)).state if killed not in ("", flow_run.id) else None
+            if state is not None and (state.is_running() or state.is_cancelling()):
+                ended: State[None] = Crashed(message="Its process was killed. Another flow run goes on with its run.")
+                client.set_flow_run_state(UUID(killed), ended, force=True)
 
 
 @contextlib.contextmanager
@@ -137,6 +144,7 @@ def turn(context: RunContext, request: Request) -> Iterator[None]:
     """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block."""
     # Before the slots: a flow that waits for a run must not hold GPUs.
     _await_turn(context, request.wait_minutes * 60)
+    end_killed(context)
     if not request.gpu_slots:
         yield
         return

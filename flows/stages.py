@@ -46,8 +46,8 @@ Future = PrefectFuture[list[str]]
 LOOKING = Listener(on_look=check_cancelled)
 #: Seconds between two polls of a shard that another process makes.
 _LOOK_S = 0.5
-#: Seconds in which the future of a final task has its result.
-_FINAL_S = 30.0
+#: Seconds in which a cluster has to be well again, or to send the result of a task that the server knows to be final.
+_PATIENCE_S = 30.0
 #: Seconds of shards per task: short shards share a task, as each task costs a few hundredths of a second.
 _TASK_S = 1.0
 _TRANSIENT = {
@@ -128,8 +128,9 @@ class TaskExecutor:
             self._started = self._stack.enter_context(kind(**self._runner.arguments(self._section)))
             self._runner.connect(self._started)
         except (OSError, RuntimeError, ValueError, TypeError) as error:
-            cause = f"{type(error).__name__}: {error}".strip()
-            raise ConfigError(f"execution.runner '{self._section.runner.name}' cannot be started. {cause}") from error
+            cause = f"{type(error).__name__}: {first_line(error)}".removesuffix(".")
+            said = f"execution.runner '{self._section.runner.name}' cannot be started. {cause}. {self._runner.remedy}"
+            raise ConfigError(said.strip()) from error
 
     def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = LOOKING) -> list[str]:
         """Run shards: all in one task on the ranks, each in a task in other processes, here for a second per task."""
@@ -153,7 +154,13 @@ class TaskExecutor:
         """Submit shards as one task to the task runner, to start after other tasks, and return its future."""
         self.start()
         parameters = {"job": job_of(run), "shards": list(map(astuple, shards))}
-        return self._started.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
+        work = f"shard {shards[0].name} of {run.stage.node}"
+        try:
+            return self._started.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
+        except Exception as error:
+            if not self._runner.elsewhere:
+                raise
+            raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
 
     def wait(self, run: StageRun, started: Mapping[str, Future], listener: Listener = LOOKING) -> list[str]:
         """Wait for tasks of one shard each in order, and return the names; the first failed shard raises."""
@@ -161,31 +168,36 @@ class TaskExecutor:
         # Processes of this machine count their own time.
         with stage.context.ledger.work(stage.name) if self.is_elsewhere(stage) else nullcontext():
             for done, (name, future) in enumerate(started.items(), 1):
-                self._wait_for(future, f"shard {name} of {stage.node}", listener)
+                self.wait_for(future, f"shard {name} of {stage.node}", listener)
                 stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
                 listener.on_commit([name])
         return [*started]
 
-    def _wait_for(self, future: Future, work: str, listener: Listener) -> None:
+    def wait_for(self, future: Future, work: str, listener: Listener = LOOKING) -> None:
         """Wait for a task and raise its error, or a WorkerError if its cluster ends before the task does."""
+        since = math.inf
         while True:
             listener.on_look()
             try:
                 future.result(timeout=_LOOK_S)
                 return
-            except TimeoutError:
-                # Of this look, or of the task, which the server may know to be final just before its future is.
-                if future.state.is_final():
-                    future.result(timeout=_FINAL_S)
-                    return
             except Exception as error:
-                if future.state.is_final():
+                # The result arrived: this is the task's own error. The server knows of tasks whose result is lost.
+                if future._final_state is not None:
                     raise
-                raise WorkerError(
-                    f"execution.runner '{self._section.runner.name}' ended before {work} was done: "
-                    f"{type(error).__name__}: {first_line(error)} Committed shards stay: start the cluster again if it "
-                    "is gone, then the same command continues."
-                ) from error
+                if not isinstance(error, TimeoutError):
+                    raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
+                final = self._runner.elsewhere and future.state.is_final()
+                fault = "a task ended, but its result does not come" if final else self._runner.fault(self._started)
+                since = min(since, time.monotonic()) if fault else math.inf
+                if time.monotonic() - since > _PATIENCE_S:
+                    raise self._ended(work, fault) from error
+
+    def _ended(self, work: str, fault: str) -> WorkerError:
+        return WorkerError(
+            f"execution.runner '{self._section.runner.name}' ended before {work} was done: {fault.removesuffix('.')}. "
+            "Committed shards stay: start the cluster again if it is gone, then the same command continues."
+        )
 
     def close(self) -> None:
         """End the task runner."""

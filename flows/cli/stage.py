@@ -107,6 +107,15 @@ def _print_due(due: Sequence[str], *, separate: bool, downstream: bool) -> None:
         console.print(f"due now: {shown}.{how}")
 
 
+def check_makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]], *, trust_store: bool) -> None:
+    """Check that the runs which regenerate damaged artifacts first can be opened and are trusted."""
+    from flowmill.tasks.runs.opening import open_run
+
+    first = {run for ref, runs in damaged.items() for run in sorted(runs)[: None if ref.kind == "embeddings" else 1]}
+    for run in sorted(first):
+        open_run(store.root.uri, run, trusted=trust_store)
+
+
 def regenerate(
     store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]], *, trust_store: bool = False
 ) -> None:

@@ -105,6 +105,7 @@ def repair(
     trust_store: TrustStore = False,
 ) -> None:
     """Move damaged files to quarantine/; regenerate shards with their stages, and restore records from copies."""
+    from flowmill.flows.cli.stage import check_makers, regenerate
     from flowmill.flows.console import console
     from flowmill.storage.artifacts.lineage import at_rest, damaged_records
     from flowmill.storage.maintenance.quarantine import quarantine
@@ -115,15 +116,21 @@ def repair(
         problems = find_problems(store, deep=not quick)
         for problem in problems:
             console.print(problem.message)
-        moved = [path for problem in problems for path in quarantine(store, problem)]
+        # Records of runs come first: the trust in a run is a question of its config.
+        moved = [path for problem in problems if problem.ref is None for path in quarantine(store, problem)]
+        users = users_of(store)
+        damaged = {
+            problem.ref: users.get(str(problem.ref), set())
+            for problem in problems
+            if problem.ref is not None and problem.lacks
+        }
+        if not only_quarantine:
+            check_makers(store, damaged, trust_store=trust_store)
+        moved += [path for problem in problems if problem.ref is not None for path in quarantine(store, problem)]
         left = damaged_records(store) if any(problem.ref is None for problem in problems) else []
     console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
     if problems and not only_quarantine:
-        from flowmill.flows.cli.stage import regenerate
-
-        users = users_of(store)
-        damaged = {problem.ref for problem in problems if problem.ref is not None and problem.lacks}
-        regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged}, trust_store=trust_store)
+        regenerate(store, damaged, trust_store=trust_store)
     for loss in left:
         console.print(f"not repaired: {loss.message}")
     if left:
@@ -144,13 +151,14 @@ def gc(
         list[str] | None, typer.Option("--run", help="Run for --keep-epochs; all when absent.", metavar="RUN")
     ] = None,
     older_than: Annotated[
-        float, typer.Option("--older-than", help="Minimum age, in hours, of artifacts that no run names.")
+        float, typer.Option("--older-than", help="Minimum age, in hours, of what no run names.")
     ] = 24.0,
     delete: Annotated[bool, typer.Option("--delete", help="Remove; without it only list the removals.")] = False,
 ) -> None:
     """Remove artifacts that no run names, forgotten runs, and files of past epochs, unless another run needs them.
 
-    Records and manifests of past epochs stay, so digests and lineage remain complete.
+    Records and manifests of past epochs stay, so digests and lineage remain complete. What killed processes did not
+    finish goes too, on other machines if it is unchanged for --older-than.
     """
     from flowmill.configs.human_units import size
     from flowmill.flows.console import console

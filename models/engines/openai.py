@@ -195,7 +195,7 @@ class OpenAI:
         except PassingError as error:
             raise EngineError(
                 f"{self._place} has given no answer for {self.patience_s:g} s; the last: {error}. See that the server "
-                f"runs. {_AGAIN}"
+                f"runs: 'vllm serve FOLDER --served-model-name {self.model}' starts one. {_AGAIN}"
             ) from None
         except RefusedError as refused:
             hint = f" Set the variable {self.key_variable}." if refused.status in _DENIED and key else ""

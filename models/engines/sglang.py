@@ -97,7 +97,7 @@ class SGLangServer:
         except PassingError as error:
             raise EngineError(
                 f"{self._place} has not answered for {self._engine.patience_s:g} s; the last: {error}. See that the "
-                f"server runs there, or change the option 'servers'. {_AGAIN}"
+                f"server runs there ('sglang serve --model-path FOLDER'), or change the option 'servers'. {_AGAIN}"
             ) from None
 
     def _drawn(self, requests: Sequence[ChainRequest]) -> list[DenoisingChain]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from flowmill.configs.errors import CorruptError, StoreError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checksummed_json import seal
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.artifacts.mirrored_records import Loss, number_of
-from flowmill.storage.artifacts.records import AT, content
+from flowmill.storage.artifacts.mirrored_records import Loss, compare, number_of, read_with_copies, write
+from flowmill.storage.artifacts.records import content
 from flowmill.storage.artifacts.remedies import remedy
 from flowmill.storage.layout import ArtifactRef
 
@@ -31,20 +32,30 @@ def is_lost(store: ArtifactStore, ref: ArtifactRef) -> bool:
 
 
 def damaged_fits(store: ArtifactStore) -> Iterator[tuple[Loss, ArtifactRef | None]]:
-    """Yield the damaged records of fits, and the intact ones whose artifact is lost, with the artifact."""
+    """Yield the lost or damaged records of fits, and the intact ones whose artifact is lost, with the artifact."""
     for name in list_fits(store):
-        for path, data in _records(store, name):
-            try:
-                ref = _artifact(data, path)
-            except CorruptError as error:
-                yield Loss(path, "corrupt", str(error)), None
-                continue
-            if is_lost(store, ref):
-                message = (
-                    f"{layout.manifest(ref)} is missing; {path} names it. {remedy(ref)} Otherwise restore it from a "
-                    f"copy of the store, or remove {path}."
-                )
-                yield Loss(path, "missing", message), ref
+        copies = _paths(store, f"{layout.fits(name)}/{layout.COPIES}")
+        records, copied = read_with_copies(store.root, copies, partial(_paths, store, layout.fits(name)))
+        for path in sorted({*records, *copied}):
+            # Records of earlier versions have no copy.
+            losses = [*compare(path, records.get(path), copied[path])] if path in copied else []
+            yield from ((loss, None) for loss in losses)
+            if not losses:
+                yield from _of_record(store, path, records[path])
+
+
+def _of_record(store: ArtifactStore, path: str, data: bytes) -> Iterator[tuple[Loss, ArtifactRef | None]]:
+    try:
+        ref = _artifact(data, path)
+    except CorruptError as error:
+        yield Loss(path, "corrupt", str(error)), None
+        return
+    if is_lost(store, ref):
+        message = (
+            f"{layout.manifest(ref)} is missing; {path} names it. {remedy(ref)} Otherwise restore it from a "
+            f"copy of the store, or remove {path}."
+        )
+        yield Loss(path, "missing", message), ref
 
 
 def add_fit(store: ArtifactStore, name: str, ref: ArtifactRef) -> int:
@@ -57,8 +68,7 @@ def add_fit(store: ArtifactStore, name: str, ref: ArtifactRef) -> int:
         newest = max(fits, default=0)
         if fits and fits[newest] == ref:
             return newest
-        path = layout.fit(name, newest + 1)
-        if store.root.create(path, seal({_ARTIFACT: str(ref), AT: path})):
+        if write(store.root, layout.fit(name, newest + 1), {_ARTIFACT: str(ref)}):
             return newest + 1
     raise StoreError(f"{layout.fits(name)}: no record can be added. Give the fit another 'name'.")
 
@@ -69,8 +79,12 @@ def list_fits(store: ArtifactStore) -> list[str]:
 
 
 def _records(store: ArtifactStore, name: str) -> Iterator[tuple[str, bytes]]:
-    paths = [f"{layout.fits(name)}/{file}" for file in store.root.list(layout.fits(name)) if file.endswith(".json")]
+    paths = _paths(store, layout.fits(name))
     return ((path, data or b"") for path, data in zip(paths, store.root.read_many(paths), strict=True))
+
+
+def _paths(store: ArtifactStore, folder: str) -> list[str]:
+    return [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
 
 
 def _artifact(data: bytes, path: str) -> ArtifactRef:
@@ -78,6 +92,6 @@ def _artifact(data: bytes, path: str) -> ArtifactRef:
         return ArtifactRef.parse(content(data, path)[_ARTIFACT])
     except (CorruptError, KeyError, TypeError, ValueError):
         raise CorruptError(
-            f"{path} names no fit: the file was damaged. 'flowmill store repair' sets it aside; 'flowmill reward fit' "
-            "makes the newest one again."
+            f"{path} names no fit: the file was damaged. 'flowmill store repair' puts its copy back, or sets it aside; "
+            "'flowmill reward fit' makes the newest one again."
         ) from None

@@ -149,7 +149,7 @@ class RunFolder:
 
     def named(self) -> list[ArtifactRef]:
         """Return the artifacts that the run's records name: of its lineage, its preferences, and the rated samples."""
-        recorded = [content(data, path)["artifact"] for path, data in self.series(PREFERENCES).items()]
+        recorded = self.recorded(PREFERENCES)
         return [*(entry.ref for entry in self.entries()), *map(ArtifactRef.parse, recorded), *self.rated()]
 
     def rated(self) -> list[ArtifactRef]:
@@ -157,10 +157,12 @@ class RunFolder:
 
         Those of withdrawn answers count, as earlier preferences may hold them.
         """
-        answers = [content(data, path) for path, data in self.series(RATINGS).items()]
-        named = [answer[f"{side}_artifact"] for answer in answers for side in ("first", "second")]
-        named += [artifact for answer in answers for artifact, _ in answer.get("others", ())]
-        return [ArtifactRef.parse(artifact) for artifact in dict.fromkeys(named)]
+        return [*map(ArtifactRef.parse, self.recorded(RATINGS))]
+
+    def recorded(self, series: str) -> dict[str, str]:
+        """Return the artifacts that preferences or answers name, each with the path of the last record that does."""
+        records = {path: content(data, path) for path, data in self.series(series).items()}
+        return {artifact: path for path, record in records.items() for artifact in _artifacts_of(record)}
 
     def config(self) -> dict[str, Any] | None:
         """Return the config of the run's last start, or None when the run does not exist."""
@@ -215,6 +217,13 @@ def _as_now(config: dict[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "optimize": {**optimize, "algorithm": {**optimize["algorithm"], "name": "apo_zero"}}}
 
 
+def _artifacts_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the artifacts that a record of preferences or an answer of a rater names."""
+    if "artifact" in record:
+        return [record["artifact"]]
+    return [record["first_artifact"], record["second_artifact"], *(each for each, _ in record.get("others", ()))]
+
+
 def _stem(name: str) -> tuple[str, ...]:
     return tuple(name.removesuffix(".json").split(".")[:-1])
 
@@ -246,6 +255,17 @@ def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
         with suppress(CorruptError):
             entries.append(LineageEntry.decode(data or b"", path))
     return entries
+
+
+def judged_artifacts(store: ArtifactStore, name: str) -> dict[str, str]:
+    """Return the artifacts that preferences and answers of a run name, each with the path of a record that does.
+
+    Empty where a record cannot be read; ``damaged_records`` returns it.
+    """
+    run = RunFolder(store, name)
+    with suppress(CorruptError):
+        return {**run.recorded(PREFERENCES), **run.recorded(RATINGS)}
+    return {}
 
 
 def damaged_records(store: ArtifactStore) -> list[Loss]:

@@ -7,7 +7,7 @@ Readers only read the record. Records of earlier versions have no copy and do no
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,25 @@ def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
     return root.create(path, sealed)
 
 
+def read_with_copies(
+    root: Root, copies: list[str], records: Callable[[], list[str]]
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return the content of records and of their copies, both by the path of the record.
+
+    Args:
+        root: their root.
+        copies: paths of the copies.
+        records: returns the paths of the records; called after the copies were read.
+    """
+    copied = {layout.record_of(path): data for path, data in _read(root, copies).items()}
+    read = _read(root, records())
+    missing = [path for path in copied if path not in read]
+    if missing:
+        time.sleep(_UNDER_WAY_S)
+        read |= _read(root, missing)
+    return read, copied
+
+
 def number_of(path: str) -> int:
     """Return the number in the name of a record, 0 if it has none."""
     number = path.rpartition("/")[2].removesuffix(".json").rpartition(".")[2]
@@ -58,17 +77,10 @@ def number_of(path: str) -> int:
 def losses(root: Root, run: str) -> list[Loss]:
     """Return the lost, damaged or misplaced records of a run; their content is not interpreted."""
     # Copies are read first: a record written in the meantime has its copy before.
-    copies = _read(root, layout.copies(run))
-    records = _read(root, layout.run(run))
-    copies = {layout.record_of(path): data for path, data in copies.items()}
-    missing = [path for path in copies if path not in records]
-    if missing:
-        time.sleep(_UNDER_WAY_S)
-        records |= {path: data for path, data in zip(missing, root.read_many(missing), strict=True) if data is not None}
-    damaged = [
-        loss for path in sorted({*records, *copies}) for loss in _compare(path, records.get(path), copies.get(path))
-    ]
-    present = {*records, *copies}
+    copies = _paths(root, layout.copies(run))
+    records, copied = read_with_copies(root, copies, lambda: _paths(root, layout.run(run)))
+    present = {*records, *copied}
+    damaged = [loss for path in sorted(present) for loss in compare(path, records.get(path), copied.get(path))]
     # Of other series only the newest record counts.
     lost = [path for path in _lost(root, run, present) if path.split("/")[2] in _LOGS or not _has_newer(path, present)]
     return [*damaged, *map(_gone, lost)]
@@ -96,7 +108,8 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
     return {}
 
 
-def _compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
+def compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
+    """Yield what is lost or damaged of a record and its copy."""
     place = layout.copy_of(path)
     restorable = copy is not None and _is_whole(copy, path)
     if record is None:
@@ -172,9 +185,8 @@ def _stem(path: str) -> str:
     return path.removesuffix(".json").rstrip("0123456789")
 
 
-def _read(root: Root, top: str) -> dict[str, bytes]:
-    """Return the records in a folder of a run by path, without copies."""
-    paths = _paths(root, top)
+def _read(root: Root, paths: list[str]) -> dict[str, bytes]:
+    """Return the bytes of those objects that exist by path."""
     return {path: data for path, data in zip(paths, root.read_many(paths), strict=True) if data is not None}
 
 

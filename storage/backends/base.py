@@ -166,17 +166,32 @@ class Staging:
 
     def sweep(self) -> int:
         """Remove files of killed processes, and files too old to be in use; return the number of entries."""
-        swept = 0
-        for entry in self.folder.iterdir():
-            if is_gone(entry.name.removesuffix(".tmp")) or _age_s(entry) > _STALE_S:
-                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-                swept += 1
-        return swept
+        entries = leftovers(self.folder, _STALE_S)
+        for entry in entries:
+            discard(entry)
+        return len(entries)
 
 
-def _age_s(entry: Path) -> float:
-    """Return the seconds since the last change; 0 if the entry no longer exists."""
+def leftovers(folder: Path, stale_s: float) -> dict[Path, float]:
+    """Return the seconds since the last change of the entries of a staging folder that no process uses.
+
+    Args:
+        folder: the staging folder, which need not exist.
+        stale_s: seconds without a change after which entries of other machines count; those of this one do once their
+            process is gone.
+    """
+    ages = {entry: _unchanged_s(entry) for entry in folder.iterdir()} if folder.is_dir() else {}
+    return {entry: age for entry, age in ages.items() if age > stale_s or is_gone(entry.name.removesuffix(".tmp"))}
+
+
+def discard(entry: Path) -> None:
+    """Remove an entry of a staging folder."""
+    shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def _unchanged_s(entry: Path) -> float:
+    """Return the seconds since the last change of an entry or a file in it; 0 if the entry no longer exists."""
     try:
-        return time.time() - entry.stat().st_mtime
+        return time.time() - max(each.stat().st_mtime for each in (entry, *entry.rglob("*")))
     except FileNotFoundError:
         return 0.0

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from flowmill.configs.errors import StoreError
+from flowmill.configs.human_units import duration
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RATINGS, LineageEntry, RunFolder, damaged_records, list_runs
 from flowmill.storage.artifacts.records import removal_note
+from flowmill.storage.backends.base import discard, leftovers
+from flowmill.storage.backends.process_tags import process_label
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.verify import list_artifacts
+
+#: Seconds within which a process of another machine changes what it writes.
+_WRITTEN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +34,8 @@ class Retention:
     runs: Collection[str] = ()
     """Runs that ``keep_epochs`` applies to; all when empty."""
     older_than_s: float = 86400.0
-    """Minimum age of removed artifacts that no run names, as a running process may still register younger ones."""
+    """Minimum age of removed artifacts that no run names, as a running process may still register younger ones, and of
+    unfinished files of other machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +43,7 @@ class Removal:
     """One removal."""
 
     label: str
-    """``kind/id`` of an artifact, or ``runs/<name>``."""
+    """``kind/id`` of an artifact, ``runs/<name>``, or ``.staging/<name>`` of unfinished files."""
     size: int
     """Bytes."""
     reason: str
@@ -64,7 +72,17 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
         elif artifact in past and (not item["removed"] or _left(store, ArtifactRef.parse(artifact))):
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
             removals.append(Removal(label=artifact, size=size, reason=reason, trace=True))
-    return removals
+    return [*removals, *_unfinished(store, retention.older_than_s)]
+
+
+def _unfinished(store: ArtifactStore, older_than_s: float) -> Iterator[Removal]:
+    """Yield the files that killed processes did not finish, with their age."""
+    stale_s = max(older_than_s, _WRITTEN_S)
+    for entry, age in sorted(leftovers(Path(store.root.disk) / layout.STAGING, stale_s).items()):
+        sizes = [each.stat().st_size for each in (entry, *entry.rglob("*")) if each.is_file()]
+        maker = process_label(entry.name.removesuffix(".tmp"))
+        reason = f"unfinished, by a process that is gone ({maker}), unchanged for {duration(age)}"
+        yield Removal(label=f"{layout.STAGING}/{entry.name}", size=sum(sizes), reason=reason, trace=False)
 
 
 def _given_up(run: RunFolder) -> str:
@@ -85,6 +103,9 @@ def remove(store: ArtifactStore, removal: Removal) -> None:
     """Carry out a removal. After a crash in between, the same removal is planned again."""
     if removal.label.startswith(f"{layout.RUNS}/"):
         store.root.remove(removal.label)
+        return
+    if removal.label.startswith(f"{layout.STAGING}/"):
+        discard(Path(store.root.disk) / removal.label)
         return
     ref = ArtifactRef.parse(removal.label)
     if removal.trace:

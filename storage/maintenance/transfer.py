@@ -58,6 +58,7 @@ def copy_run(
             target.root.create(layout.manifest(ref), manifest)
         progress(str(ref), number, len(refs))
     for path in fitted:
+        _copy_object(source, target, layout.copy_of(path))
         _copy_object(source, target, path)
     for path, data in records.items():
         target.root.create(path, data)

@@ -12,8 +12,15 @@ from flowmill.storage import layout
 from flowmill.storage.artifacts.checkpoints import damaged_checkpoints
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import damaged_fits
-from flowmill.storage.artifacts.lineage import LineageEntry, damaged_records, list_runs, readable_entries
+from flowmill.storage.artifacts.lineage import (
+    LineageEntry,
+    damaged_records,
+    judged_artifacts,
+    list_runs,
+    readable_entries,
+)
 from flowmill.storage.artifacts.records import Manifest, RemovalNote, ShardRecord
+from flowmill.storage.artifacts.remedies import remedy
 from flowmill.storage.backends.checksums import check_size
 from flowmill.storage.layout import KINDS, ArtifactRef
 from flowmill.storage.trajectories.arrow_files import arrow_file
@@ -97,14 +104,17 @@ def _of_runs(store: ArtifactStore) -> list[Problem]:
 
 
 def _unmade(store: ArtifactStore) -> Iterator[Problem]:
-    """Yield incomplete artifacts that a run's lineage names."""
-    for name, runs in sorted(users_of(store).items()):
-        ref, run = ArtifactRef.parse(name), min(runs)
+    """Yield incomplete artifacts that a run's lineage, preferences or answers name."""
+    named = {name: f"the lineage of run '{min(runs)}' names it." for name, runs in users_of(store).items()}
+    for run in list_runs(store):
+        for name, path in judged_artifacts(store, run).items():
+            named.setdefault(name, f"{path} names it. {remedy(ArtifactRef.parse(name))}")
+    for name, why in sorted(named.items()):
+        ref = ArtifactRef.parse(name)
         if ref.kind == "embeddings":
             yield from _unrecorded(store, ref)
-        elif store.root.read(layout.manifest(ref)) is None:
-            message = f"{layout.manifest(ref)} is missing; the lineage of run '{run}' names it."
-            yield Problem(ref=ref, shard=None, kind="missing", message=message)
+        elif store.root.read(place := layout.manifest(ref)) is None:
+            yield Problem(ref=ref, shard=None, kind="missing", message=f"{place} is missing; {why}")
 
 
 def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:

@@ -5,7 +5,12 @@ A runner names one of Prefect's task runners and its arguments; only ``flows`` i
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +21,21 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.extras import require_extra
 from flowmill.configs.registry import Table, chosen
+
+#: Seconds within which the head of a cluster accepts a connection.
+_CONNECT_S = 5.0
+#: Waits for the end of its parent, which writes a byte before it ends by itself. Its arguments: host, port, address.
+_WATCH = """
+import socket, sys
+if not sys.stdin.read(1):
+    try:
+        socket.create_connection(sys.argv[1:3], timeout=5).close()
+    except OSError as error:
+        sys.exit(
+            f"flowmill: execution.runner 'ray' ended this process: its head {sys.argv[3]} does not answer ({error}). "
+            "Committed shards stay: start the cluster again, then the same command continues."
+        )
+"""
 
 RUNNERS = Table(
     {
@@ -40,12 +60,21 @@ class Runner(Protocol):
         """Import string of Prefect's task runner."""
         ...
 
+    @property
+    def remedy(self) -> str:
+        """How to start what a task runner connects to, for messages; '' if it starts that itself."""
+        ...
+
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the arguments of the task runner."""
         ...
 
     def connect(self, task_runner: Any) -> None:
         """Connect to the workers of a started task runner, so that a failure is reported before any shard is sent."""
+        ...
+
+    def fault(self, task_runner: Any) -> str:
+        """Return why a started task runner does not do its tasks; '' if it does."""
         ...
 
 
@@ -55,6 +84,7 @@ class Threads:
 
     elsewhere = False
     task_runner = "prefect.task_runners:ThreadPoolTaskRunner"
+    remedy = ""
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the number of threads."""
@@ -62,6 +92,10 @@ class Threads:
 
     def connect(self, task_runner: Any) -> None:
         """Do nothing: threads need no connection."""
+
+    def fault(self, task_runner: Any) -> str:
+        """Return '': threads end with this process."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +123,14 @@ class Dask:
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
 
+    @property
+    def remedy(self) -> str:
+        """The commands that start the cluster at the address."""
+        if self.address is None:
+            return ""
+        port = self.address.rpartition(":")[2]
+        return f"Start one: 'dask scheduler --port {port}' there, and workers: 'dask worker {self.address}'."
+
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
         require_extra("dask", "prefect_dask", label="execution.runner 'dask'")
@@ -102,7 +144,23 @@ class Dask:
 
     def connect(self, task_runner: Any) -> None:
         """Start the cluster and its client now; by default they start with the first shard."""
+        # The message of the run says why it ends.
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         _ = task_runner.client
+
+    def fault(self, task_runner: Any) -> str:
+        """Return the state of the connection to the scheduler, or that a running cluster has no worker."""
+        client = task_runner.client
+        if client.status != "running":
+            return f"the connection to the scheduler is {client.status}"
+        # Workers of a cluster that was started for the run may wait in a queue of its machines.
+        if self.address is None:
+            return ""
+        try:
+            known = client.sync(client.scheduler.identity, n_workers=1, callback_timeout=_CONNECT_S)
+        except OSError as error:
+            return f"the scheduler {self.address} does not answer ({type(error).__name__})"
+        return "" if known["workers"] else f"no worker is connected to the scheduler {self.address}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +175,45 @@ class Ray:
     init: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``ray.init``."""
 
+    def __post_init__(self) -> None:
+        """Check the address.
+
+        Raises:
+            ValueError: it has no port.
+        """
+        if not self._head[1].isdigit():
+            raise ValueError(f"address is '{self.address}', which has no port. Give host:6379 or ray://host:10001.")
+
+    @property
+    def remedy(self) -> str:
+        """The command that starts the cluster at the address."""
+        return f"Start one: 'ray start --head --port={self._head[1]}' there, of the version that is installed here."
+
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""
         require_extra("ray", "prefect_ray", label="execution.runner 'ray'")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
     def connect(self, task_runner: Any) -> None:
-        """Do nothing: Ray connects when the task runner starts."""
+        """Start a process that says so if Ray ends this one without a word: it does a minute after its head is gone."""
+        command = [sys.executable, "-c", _WATCH, *self._head, self.address]
+        watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        atexit.register(watch.communicate, b"ended by itself")
+
+    @property
+    def _head(self) -> tuple[str, str]:
+        host, _, port = self.address.rpartition("//")[2].rpartition(":")
+        return host.strip("[]"), port
+
+    def fault(self, task_runner: Any) -> str:
+        """Return that the head or all nodes are gone."""
+        import ray
+
+        try:
+            socket.create_connection(self._head, timeout=_CONNECT_S).close()
+        except OSError as error:
+            return f"its head {self.address} does not answer ({error})"
+        return "" if any(node["Alive"] for node in ray.nodes()) else f"no node of {self.address} is alive"
 
 
 def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.errors import ConfigError, FlowmillError, StoreError
 from flowmill.configs.schema import StoreSection
 from flowmill.flows.cli.error_reporting import refuse_empty
 from flowmill.flows.environment import as_overrides, default_root, existing_root
+from flowmill.flows.run_in_process import on_server
 from flowmill.flows.server import local_api
 from flowmill.storage.backends import open_backend
 from tests.conftest import ROOT
@@ -31,6 +34,17 @@ def test_a_prefect_server_that_does_not_answer_is_named_before_a_run_begins() ->
         local_api(),
     ):
         pass
+
+
+def test_a_prefect_server_that_ends_during_a_flow_is_named() -> None:
+    ended = {PREFECT_API_URL: f"{NO_LISTENER}/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    said = r"server at PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer any more .*the same command continues"
+    raised = pytest.raises(FlowmillError, match=said)
+    with temporary_settings(ended), raised, on_server(None), get_client(sync_client=True) as client:
+        client.read_flows()
+    # That of a user's code.
+    with temporary_settings(ended), pytest.raises(httpx.ConnectError), on_server(None):
+        httpx.get("http://127.0.0.1:1/")
 
 
 @pytest.mark.parametrize(
@@ -58,16 +72,26 @@ def test_a_server_starts_before_prefect_is_imported_and_only_if_no_profile_names
     assert done.stdout.split() == said, done.stderr
 
 
-def test_a_prefect_server_of_another_version_is_named(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.20.0", "Found incompatible versions"),
+        ("3.8.7", r"It is of Prefect 3\.8\.7, older than 3\.8\.8"),
+        ("nginx", ""),
+    ],
+)
+def test_a_prefect_server_of_another_version_is_named(
+    prefect_server: str, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
     from prefect.client.orchestration import SyncPrefectClient
 
     def api_version(client: Any) -> str:
-        return "2.20.0"
+        return version
 
     monkeypatch.setattr(SyncPrefectClient, "api_version", api_version)
     with (
         temporary_settings({PREFECT_API_URL: prefect_server}),
-        pytest.raises(ConfigError, match=r"PREFECT_API_URL=.* cannot be used\. Found incompatible versions"),
+        pytest.raises(ConfigError, match=rf"PREFECT_API_URL=.* cannot be used\. {said}.* 'prefect server start'"),
         local_api(),
     ):
         pass

@@ -139,7 +139,7 @@ def test_what_a_command_names_is_asked_about_and_changes_alone(
     with pytest.raises(ConfigError, match="nothing is changed yet") as refused:
         deploy(asked, sure=False)
     assert f"pipeline/{name}: advance 3 -> 1" in str(refused.value)
-    assert f"pipeline/{name}: schedule 30 4 * * * UTC (off) -> 0 3 * * * UTC" in str(refused.value)
+    assert f"pipeline/{name}: schedule 30 4 * * * UTC (off) -> 0 3 * * * UTC (off)" in str(refused.value)
     assert there(client, name) == by_hand
     deploy(asked, sure=True)
     assert "advance 3 -> 1" in capsys.readouterr().out
@@ -151,10 +151,14 @@ def test_what_a_command_names_is_asked_about_and_changes_alone(
     assert now["parameters"]["request"] == {**before, "advance": 1}
     rules = client.read_deployment_by_name(f"pipeline/{name}").schedules
     assert {(schedule_text(each.schedule), each.active) for each in rules} == {
-        ("0 3 * * * UTC", True),
+        ("0 3 * * * UTC", False),
         ("every 6 h", True),
         ("every 5 h", True),
     }
+    again = plan(asked)
+    assert [*again.changes] == []
+    apply_plan(again)
+    assert there(client, name) == now
 
 
 def update_schedule(client: SyncPrefectClient, name: str) -> None:

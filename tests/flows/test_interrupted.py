@@ -18,6 +18,7 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from flowmill.configs.exits import StopSignal
+from flowmill.flows import scheduled_runs
 from flowmill.flows.cli.signals import terminable
 from flowmill.flows.requests import PipelineRequest
 from flowmill.flows.run_in_process import stop_if_interrupted
@@ -46,6 +47,17 @@ def test_a_termination_behind_an_error() -> None:
     with pytest.raises(SystemExit) as stopped:
         stop_if_interrupted(behind(TerminationSignal(signal=signal.SIGTERM)))
     assert stopped.value.code == 143
+
+
+def test_a_flow_that_its_worker_cancels_logs_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scheduled_runs, "is_called", lambda: False)
+    cause = TerminationSignal(signal=signal.SIGTERM)
+    with pytest.raises(TerminationSignal) as ended, scheduled_runs.scheduled(PipelineRequest(config="digits")):
+        raise behind(cause)
+    assert ended.value is cause
+    assert caplog.records == []
 
 
 @pytest.mark.usefixtures("listening")
@@ -118,8 +130,6 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
-    monkeypatch.setattr(pipeline, "end_killed", lambda flow_run: None)
-    monkeypatch.setattr(pipeline, "killed_flow_run", lambda context: "")
     monkeypatch.setattr(pipeline, "note_state", lambda context, state, *about, **more: noted.append(state))
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.process_state, "opened", lambda context: nullcontext())

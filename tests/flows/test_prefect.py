@@ -232,7 +232,7 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
     create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file"]
     file = str(ROOT / "docs" / "templates" / "automations.yaml")
     made = subprocess.run([*create, file], env=scheduling_server, capture_output=True, text=True, check=False)
-    assert "Created 3 automation(s)" in made.stdout, made.stderr
+    assert "Created 4 automation(s)" in made.stdout, made.stderr
     with (
         temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
         get_client(sync_client=True) as client,

@@ -7,12 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from uuid import uuid4
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.states import Running
 
 from flowmill.configs.errors import ConfigError, RunConflictError
@@ -20,10 +22,11 @@ from flowmill.configs.schema import RunConfig
 from flowmill.flows import scheduled_runs
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import GPU_SLOTS, StageRequest
+from flowmill.flows.run_in_process import on_server
 from flowmill.flows.scheduled_runs import end_killed, turn
 from flowmill.flows.stages import FLOWS
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.state import killed_flow_run, note_state
+from flowmill.tasks.runs.state import note_state
 from tests.conftest import ROOT
 from tests.support.inside import prepare
 
@@ -83,17 +86,35 @@ def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> N
             client.delete_global_concurrency_limit_by_name(GPU_SLOTS)
 
 
-def test_a_killed_flow_run_ends_when_another_goes_on_with_its_run(context: RunContext) -> None:
+def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunContext) -> None:
     with get_client(sync_client=True) as client:
+
+        def state_of(each: UUID) -> StateType | None:
+            state = client.read_flow_run(each).state
+            return state.type if state is not None else None
+
         dead, done = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
         note_state(context, "running", flow_run=str(done))
         note_state(context, "done")
-        assert killed_flow_run(context) == ""
-        note_state(context, "running", flow_run=str(dead))
-        for name in (killed_flow_run(context), "", "no id", str(uuid4())):
-            end_killed(name)
-        states = [client.read_flow_run(each).state for each in (dead, done)]
-    assert [state.type for state in states if state is not None] == [StateType.CRASHED, StateType.RUNNING]
+        end_killed(context)
+        for name in ("no id", str(uuid4()), str(dead)):
+            note_state(context, "running", flow_run=name)
+            other = busy(context, 0.5)
+            end_killed(context)
+            assert state_of(dead) == StateType.RUNNING
+            other.join()
+            # Any flow of the run: this is of a stage.
+            with turn(context, asked()):
+                pass
+        assert (state_of(dead), state_of(done)) == (StateType.CRASHED, StateType.RUNNING)
+
+
+def test_flow_runs_on_a_lasting_server_send_heartbeats() -> None:
+    with on_server(None):
+        assert get_current_settings().flows.heartbeat_frequency
+    temporary: Any = SimpleNamespace(wait=lambda: "http://127.0.0.1:1/api")
+    with on_server(temporary):
+        assert get_current_settings().flows.heartbeat_frequency is None
 
 
 def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,14 +67,33 @@ def test_a_fit_that_is_being_made_is_no_problem(store: ArtifactStore) -> None:
 
 
 @pytest.mark.parametrize("data", ["", "junk", "{}", '{"artifact": "reward_models/1"}'])
-def test_a_damaged_record_of_a_fit_is_named_and_set_aside(store: ArtifactStore, data: str) -> None:
+def test_a_damaged_record_of_a_fit_is_put_back_from_its_copy_or_set_aside(store: ArtifactStore, data: str) -> None:
     path = layout.fit("taste", 2)
     (Path(store.root.uri) / path).write_text(data)
-    said = f"{path} names no fit: the file was damaged. 'flowmill store repair' sets it aside; 'flowmill reward fit' "
-    assert [found.startswith(said) for found in problems(store)] == [True]
     with pytest.raises(CorruptError, match=f"{path} names no fit"):
         fits_of(store, "taste")
+    (problem,) = find_problems(store, deep=True)
+    assert problem.message.startswith(path)
+    assert quarantine(store, problem) == [path]
+    assert problems(store) == []
+    assert fits_of(store, "taste") == dict(enumerate(REFS, 1))
+    # Earlier versions wrote no copies.
+    shutil.rmtree(Path(store.root.uri) / "fits" / "taste" / "copies")
+    (Path(store.root.uri) / path).write_text(data)
+    said = f"{path} names no fit: the file was damaged. 'flowmill store repair' puts its copy back, or sets it aside; "
+    assert [found.startswith(said) for found in problems(store)] == [True]
     (problem,) = find_problems(store, deep=True)
     assert quarantine(store, problem) == [path]
     assert problems(store) == []
     assert fits_of(store, "taste") == {1: REFS[0], 3: REFS[2]}
+
+
+def test_a_lost_record_of_a_fit_is_seen_and_put_back(store: ArtifactStore) -> None:
+    for number in (1, 2, 3):
+        path = layout.fit("taste", number)
+        store.root.remove(path)
+        assert problems(store) == [f"{path} is lost; its copy is there. 'flowmill store repair' puts it back."]
+        for problem in find_problems(store, deep=True):
+            quarantine(store, problem)
+        assert problems(store) == []
+    assert fits_of(store, "taste") == dict(enumerate(REFS, 1))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +18,8 @@ from flowmill.storage.artifacts.checksummed_json import seal, unseal
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
 from flowmill.storage.artifacts.mirrored_records import lost_newest, write
-from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals
+from flowmill.storage.backends.process_tags import tag
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from flowmill.storage.maintenance.quarantine import quarantine
 from flowmill.storage.maintenance.verify import find_problems
 
@@ -237,3 +241,39 @@ def test_a_record_whose_writer_was_stopped_before_its_copy_counted_is_written_to
     run.refresh()
     newest = run.entries_of(3, "rollout")[-1].artifact if series == "lineage" else run.newest(series)
     assert newest == (entry(3, "f").artifact if series == "lineage" else {"run": "f"})
+
+
+def test_lost_preferences_and_rated_samples_are_seen_though_no_lineage_names_them(run: RunFolder) -> None:
+    run.add("preferences", {"artifact": "preferences/aaaaaaaa"})
+    run.add("ratings", {f"{side}_artifact": f"trajectories/{side}" for side in ("first", "second")})
+    messages = [problem.message for problem in find_problems(fresh(run).store, deep=False)]
+    assert [message.partition(" names it.")[0] for message in messages] == [
+        "preferences/aaaaaaaa/manifest.json is missing; runs/r/preferences/0001.json",
+        "trajectories/first/manifest.json is missing; runs/r/ratings/0001.json",
+        "trajectories/second/manifest.json is missing; runs/r/ratings/0001.json",
+    ]
+    assert "'flowmill rate RUN' makes it of the answers of a run" in messages[0]
+
+
+def test_unfinished_files_go_when_their_process_is_gone_or_of_another_machine_and_old(run: RunFolder) -> None:
+    staging = Path(run.store.root.uri) / ".staging"
+    host, machine, pid, start, number = tag().split("~")
+    own, young = ("~".join((each, machine, pid, start, name)) for each, name in ((host, number), ("other", "young")))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name, hours in {
+        own: 23,
+        "~".join((host, machine, str(ended.pid), "1", "ended")): 2,
+        "~".join(("other", machine, pid, start, "old")): 25,
+        young: 23,
+    }.items():
+        (staging / name / "part").mkdir(parents=True)
+        (staging / name / "part" / "file").write_bytes(b"12345")
+        for path in (staging / name / "part" / "file", staging / name / "part", staging / name):
+            os.utime(path, (time.time() - hours * 3600,) * 2)
+    removals = [each for each in plan_removals(run.store, Retention()) if each.label.startswith(".staging/")]
+    said = {each.label.rpartition("~")[2]: (each.size, each.reason.rpartition(", ")[2]) for each in removals}
+    assert said == {"ended": (5, "unchanged for 2 h 0 min"), "old": (5, "unchanged for 25 h 0 min")}
+    for each in removals:
+        remove(run.store, each)
+    assert sorted(path.name for path in staging.iterdir()) == sorted([own, young])

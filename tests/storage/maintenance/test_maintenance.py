@@ -13,7 +13,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from flowmill.configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from flowmill.configs.errors import (
+    ConfigError,
+    CorruptError,
+    NotCommittedError,
+    RunConflictError,
+    StoreError,
+    TrustError,
+)
+from flowmill.flows.cli.store import repair
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -120,6 +128,25 @@ def test_damage_is_found_set_aside_and_made_anew(
     StageRun(make_stage(again, "rollout", 1)).execute()
     assert again.chain.digest() == expected
     assert verify_store(again.store, deep=True)["problems"] == []
+
+
+def test_a_repair_looks_at_trust_before_it_moves_a_file(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = Path(context.store.root.uri)
+    _, folder = folder_of(context, "rollout", 2)
+    damage_by_removing_a_file(folder)
+
+    def files() -> list[Path]:
+        return sorted(path for path in root.rglob("*") if path.name != ".lock")
+
+    before = files()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    with pytest.raises(TrustError, match="with --trust-store"):
+        repair(root=str(root), quick=False, only_quarantine=False, trust_store=False)
+    assert files() == before
+    repair(root=str(root), quick=False, only_quarantine=True, trust_store=False)
+    assert files() != before
 
 
 def test_orphans_are_named_and_set_aside(context: RunContext) -> None:

@@ -13,8 +13,10 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import dask
 import psutil
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flowmill.configs import extras
 from flowmill.configs.errors import ConfigError, RunConflictError, WorkerError
@@ -57,6 +59,7 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ),
         (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
         (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
+        (["execution.runner={name: ray, options: {address: auto}}"], "address is 'auto', which has no port"),
     ],
 )
 def test_what_cannot_work_is_refused(make_config: Make, overrides: list[str], said: str) -> None:
@@ -70,6 +73,19 @@ def test_a_runner_whose_package_is_missing_says_what_to_install(
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'flowmill\[ray\]'"):
         check_config(make_config("execution.runner={name: ray, options: {address: '127.0.0.1:6379'}}"))
+
+
+def test_a_runner_whose_package_is_older_than_the_oldest_that_was_tested_says_what_to_install(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = make_config("execution.runner={name: dask}")
+    check_config(chosen)
+    monkeypatch.setattr(extras, "version", lambda package: "0.3.6")
+    with pytest.raises(
+        ConfigError,
+        match=r"'dask' needs prefect-dask 0\.3\.7 or later, and 0\.3\.6 .*pip install -U 'flowmill\[dask\]'",
+    ):
+        check_config(chosen)
 
 
 def test_which_policy_rolls_out_which_epoch_is_fixed(make_config: Make) -> None:
@@ -214,6 +230,7 @@ def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_
     assert (
         f"execution.runner 'dask' cannot be started. OSError: Timed out trying to connect to {address}" in said.stderr
     )
+    assert f"Start one: 'dask scheduler --port {address.rpartition(':')[2]}' there" in said.stderr
     assert "Traceback" not in said.stderr
 
 
@@ -265,32 +282,104 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     assert run.pending() == []
 
 
-class Sent:
-    """The future of a task on a cluster: what its looks give, and whether the server knows an end of the task."""
+@pytest.fixture
+def dask_scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A Dask scheduler without workers, and its process."""
+    address, dask = f"tcp://127.0.0.1:{free_port()}", str(Path(sys.executable).with_name("dask"))
+    options = ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-dashboard"]
+    with (tmp_path / "scheduler.log").open("w") as log:
+        process = subprocess.Popen([dask, "scheduler", *options], stdout=log, stderr=log)
+    yield address, process
+    process.kill()
+    process.wait()
 
-    def __init__(self, *looks: BaseException | None, ended: bool) -> None:
+
+@pytest.mark.slow
+def test_a_wait_ends_with_the_scheduler_and_without_workers(
+    make_config: Make,
+    dask_scheduler: tuple[str, subprocess.Popen[bytes]],
+    prefect_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, process = dask_scheduler
+    monkeypatch.setattr(stages, "_PATIENCE_S", 1.0)
+    context = begin_run(make_config(f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"))
+    chosen = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
+    with chosen, temporary_settings({PREFECT_API_URL: prefect_server}), process_state.opened(context) as execution:
+        tasks, run = execution.executor(stages.TaskExecutor), StageRun(make_stage(context, "base", 0))
+        (shard,) = run.pending()
+
+        def ended(fault: str) -> None:
+            with pytest.raises(
+                WorkerError, match=rf"shard model of base@0 was done: ({fault}).*same command continues"
+            ):
+                tasks.wait(run, {shard.name: tasks.submit(run, [shard])})
+
+        future, idle = tasks.submit(run, [shard]), f"no worker is connected to the scheduler {address}"
+        # With the first task the scheduler imports libraries, and may answer late.
+        while (fault := tasks._runner.fault(tasks._started)) != idle:
+            assert "does not answer" in fault
+        ended(idle)
+        process.kill()
+        with pytest.raises(WorkerError, match=r"ended before it was done: FutureCancelledError: .*scheduler"):
+            tasks.wait_for(future, "it")
+        ended("the connection to the scheduler is connecting|ClosedClientError|FutureCancelledError")
+
+
+@pytest.mark.campaign
+def test_a_run_outlives_its_ray_cluster(
+    ray_cluster: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path
+) -> None:
+    root, chosen = str(tmp_path / "ray"), f"execution.runner={{name: ray, options: {{address: '{ray_cluster}'}}}}"
+    command = [sys.executable, "-m", "flowmill.flows.cli", "run", str(config_file), "--root", root, *AHEAD]
+    with subprocess.Popen([*command, "--set", chosen], cwd=ROOT, text=True, stderr=subprocess.PIPE) as run:
+        deadline = time.monotonic() + 240
+        while run.poll() is None and time.monotonic() < deadline and not (Path(root) / "trajectories").exists():
+            time.sleep(0.2)
+        for process in psutil.process_iter(["cmdline"]):
+            if f"--gcs_server_port={ray_cluster.rpartition(':')[2]}" in (process.info["cmdline"] or ()):
+                process.kill()
+        said = run.communicate(timeout=120)[1]
+    assert run.returncode == 1, said
+    assert f"its head {ray_cluster} does not answer" in said
+    assert "Traceback" not in said
+    assert flowmill("run", str(config_file), "--root", root, *AHEAD).returncode == 0
+    assert digest(root) == by_threads(flowmill, config_file, tmp_path / "threads")
+
+
+class Sent:
+    """The future of a task on a cluster: what its looks give, and what the server knows of the task."""
+
+    def __init__(self, *looks: BaseException | None, ended: bool, arrived: bool = False) -> None:
         self._looks, self.state = [*looks], SimpleNamespace(is_final=lambda: ended)
+        self._final_state = self.state if arrived else None
 
     def result(self, timeout: float) -> None:
-        look = self._looks.pop(0)
+        look = self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
         if look is not None:
             raise look
 
 
-def test_a_wait_for_a_cluster_ends_with_the_cluster(make_config: Make) -> None:
+def test_a_lost_result_is_no_error_of_the_task(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed.client import FutureCancelledError
 
     runner = "execution.runner={name: dask, options: {address: 'tcp://127.0.0.1:8786'}}"
-    waiting = stages.TaskExecutor(Execution(begin_run(make_config(runner))))._wait_for
+    tasks = stages.TaskExecutor(Execution(begin_run(make_config(runner))))
+    tasks._started = SimpleNamespace(client=SimpleNamespace(status="closed"))
     looks: list[str] = []
     listener = Listener(on_look=lambda: looks.append("look"))
-    waiting(Sent(TimeoutError(), TimeoutError(), None, ended=False), "shard 0", listener)
-    assert looks == ["look"] * 3
     # The task ends between the look and the question for its state.
-    waiting(Sent(TimeoutError("of the look"), None, ended=True), "shard 0", listener)
-    for lost in (FutureCancelledError("task", "scheduler-connection-lost"), RuntimeError("the client is closed")):
-        with pytest.raises(WorkerError, match=f"runner 'dask' ended before shard 0 was done: {type(lost).__name__}"):
-            waiting(Sent(TimeoutError(), lost, ended=False), "shard 0", listener)
+    for ended in (False, True):
+        tasks.wait_for(Sent(TimeoutError(), TimeoutError(), None, ended=ended), "shard 0", listener)
+    assert looks == ["look"] * 6
+    lost = [FutureCancelledError("task", "scheduler-connection-lost"), RuntimeError("the client is closed")]
+    for error, ended in zip(lost * 2, (False, False, True, True), strict=True):
+        with pytest.raises(WorkerError, match=f"runner 'dask' ended before shard 0 was done: {type(error).__name__}"):
+            tasks.wait_for(Sent(TimeoutError(), error, ended=ended), "shard 0", listener)
     for own in (TimeoutError("of the task"), ValueError("of the task")):
         with pytest.raises(type(own), match="of the task"):
-            waiting(Sent(own, own, ended=True), "shard 0", listener)
+            tasks.wait_for(Sent(own, ended=True, arrived=True), "shard 0", listener)
+    monkeypatch.setattr(stages, "_PATIENCE_S", 0.1)
+    for ended, fault in ((True, "its result does not come"), (False, "the connection to the scheduler is closed")):
+        with pytest.raises(WorkerError, match=fault):
+            tasks.wait_for(Sent(TimeoutError(), ended=ended), "shard 0", listener)
