@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +12,11 @@ from flowmill.configs.base import Component, Section
 
 class ExecutionSection(Section):
     """Execution settings. Only ``ahead`` changes results beyond float rounding."""
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "resident_epochs": "Processes stay for the whole run; runs continue (--advance) with new ones.",
+        "fused_adamw": "Remove it: optimizer steps take a small part of an epoch.",
+    }
 
     device: str = "auto"
     """Torch device, or auto: CUDA when there is one."""
@@ -41,8 +47,6 @@ class ExecutionSection(Section):
     of an import string lies there."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Python source of further modules by name, as `flowmill.train` carries what a script or a notebook defines."""
-    resident_epochs: int | None = Field(None, ge=1)
-    """Restart the processes after this many epochs; never when absent."""
     stall_s: float = Field(1800.0, gt=0)
     """Seconds without progress after which a process counts as hanging and the run stops."""
     deterministic: bool = False
@@ -57,8 +61,6 @@ class ExecutionSection(Section):
     micro_batch_size: int = Field(16, ge=1)
     """Maximum (sample, step) rows per training forward. An update is split into as few micro-batches as possible, of
     similar sizes, each padded to a multiple of a sixteenth of this."""
-    fused_adamw: bool = False
-    """Use one fused kernel for the optimizer step: faster with many parameters, equal up to float rounding."""
     encode_batch_size: int = Field(8, ge=1)
     """Prompts per text encoder forward; the last batch is padded to it."""
     render_rows: int = Field(8, ge=1)

@@ -6,8 +6,8 @@ options, so this file does not grow with them. To add a setting, add one field w
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, PrivateAttr, model_validator
@@ -231,6 +231,10 @@ class ExportSection(Section):
 class TrackingSection(Section):
     """MLflow."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "assets": "flowmill status RUN and flowmill store ls list artifacts; every commit is in the lineage of a run."
+    }
+
     uri: str | None = None
     """Tracking URI; a SQLite file inside the store (for one on S3 in ./flowmill-tracking) when absent."""
     experiment: str = "flowmill"
@@ -241,9 +245,6 @@ class TrackingSection(Section):
     """Id of the parent MLflow run, such as that of a sweep."""
     report: bool | None = None
     """Log the 'flowmill report' of a finished run; when absent, only if it runs on a lasting Prefect server."""
-
-    assets: bool = False
-    """Report every committed artifact to Prefect as a materialized asset, with its inputs."""
 
 
 class StoreSection(Section):

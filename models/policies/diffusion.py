@@ -123,7 +123,6 @@ class DiffusionPolicy(Policy):
             gradient_checkpointing=section.gradient_checkpointing,
             frames=section.frames,
             attention=section.attention,
-            device_map=section.device_map,
             compile=section.compile,
             vae_tiling=section.vae_tiling,
             empty=empty,

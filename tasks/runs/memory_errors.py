@@ -21,7 +21,7 @@ _RENDERING = (
 )
 #: What to change, by phase of the estimate of ``flowmill check`` and by stage.
 REMEDIES: Mapping[str, str] = {
-    "encode": "Lower execution.encode_batch_size, or set model.quantize={text_encoders: int8} or model.device_map.",
+    "encode": "Lower execution.encode_batch_size, or set model.quantize={text_encoders: int8}.",
     "ingest": _DECODING,
     "rollout": f"{_SAMPLING} {_DECODING}",
     "evaluate": f"{_SAMPLING} {_DECODING}",

@@ -290,7 +290,7 @@ def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
         chosen = DiffusionSettings(guidance_scale=guidance_scale, **size)
         cls = resolve(POLICIES, family, label="policy")
-        if {"compile", "device_map", "empty"} & set(settings):
+        if {"compile", "empty"} & set(settings):
             return cls.load(folder, chosen, parts, options)
         name = repr((folder, chosen, sorted(part.name for part in parts), sorted(options.items())))
         if name not in loaded:
@@ -1165,21 +1165,6 @@ def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
         torch.testing.assert_close(policy.velocity(latents, sigma, cond), expected, rtol=1e-4, atol=1e-5)
         # Rows with images of their own sizes are computed one by one, as many on every rank.
         assert calls == list(policy.denoisers) * (4 if row_by_row(policy) else 1)
-
-
-@BASE_CLASSES
-def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
-    modular = issubclass(resolve(POLICIES, family, label="policy"), ModularPolicy)
-    assert modular == spec_of(family).modular
-    if modular:
-        with pytest.raises(ConfigError, match="places no parts of modular pipelines"):
-            load(device_map="cpu")
-        return
-    policy = load(device_map="cpu")
-    assert policy.pipeline.hf_device_map == "cpu"
-    # Where a row is computed alone, its products round by where weights lie in memory.
-    atol = 1e-6 if row_by_row(policy) else 0.0
-    torch.testing.assert_close(ode(policy, 2, False), ode(load(), 2, False), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("family", family_params(PIPELINES, ("flux3",)))

@@ -250,11 +250,6 @@ def test_a_broken_model_folder(
         ),
         ("sana", ["model.attention=_native_math"], "'sana' calls torch's attention directly"),
         ("qwen_image21", ["model.attention=_native_math"], "'qwen_image21' calls torch's attention directly"),
-        (
-            "flux3",
-            ["model.device_map=balanced"],
-            "'flux3' has a modular pipeline, whose parts",
-        ),
         ("flux1", ["model.attention=sage", "model.dtype=bfloat16"], "it has no backward pass"),
         ("flux1", ["model.attention=flash"], "bfloat16 and float16 only, and model.dtype is 'float32'"),
         ("flux1", ["model.attention=aiter_fa2_hub", "model.dtype=float16"], "bfloat16 only, and model.dtype is 'float"),

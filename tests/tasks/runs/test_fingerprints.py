@@ -113,7 +113,6 @@ EXECUTION = (
     "execution.device=cpu",
     "model.attention=native",
     "model.attention=flash",
-    "model.device_map=balanced",
 )
 #: (stage, family, what both have, what leaves the result as it is).
 KEEPS: list[tuple[str, str, list[str], str]] = [

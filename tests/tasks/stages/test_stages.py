@@ -278,20 +278,6 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
     assert not (Path(again.store.root.uri) / str(again.policy_ref(1)) / "_checkpoints").exists()
 
 
-def test_one_kernel_for_a_whole_step_trains_the_adapters_that_compute(make_config: Make, tmp_path: Path) -> None:
-    """It leaves no trace on parameters, and sums of weights and adapters must be made again all the same."""
-    made = []
-    for fused in ("false", "true"):
-        lora = ["model.lora={rank: 2, alpha: 4}", "optimize.learning_rate=1e-2", "optimize.updates_per_epoch=4"]
-        context = prepare(make_config(f"store.root={tmp_path / fused}", f"execution.fused_adamw={fused}", *lora))
-        for epoch in (1, 2):
-            run_epoch(context, epoch)
-        updates = [context.store.require(context.policy_ref(epoch)).summary["updates"] for epoch in (1, 2)]
-        made.append([update["loss"] for epoch in updates for update in epoch])
-    assert made[0] == pytest.approx(made[1], rel=1e-4, abs=1e-6)
-    assert len(set(made[0])) == 8
-
-
 @pytest.mark.parametrize("trained", ["full", "lora"])
 def test_half_precision_forward_with_float32_weights(make_config: Make, trained: str) -> None:
     extra = ["model.lora={rank: 2, alpha: 4}"] if trained == "lora" else []

@@ -26,7 +26,6 @@ from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import checkpoints
 from flowmill.tasks.training import epoch as training
 from flowmill.tasks.training.data import TrainingData
-from flowmill.tasks.training.epoch import TrainingEpoch
 from flowmill.tasks.training.loop import run_updates
 from flowmill.tasks.training.state import read_state
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -157,23 +156,6 @@ def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
     assert saved == expected
     summary = context.store.require(context.policy_ref(1)).summary
     assert [entry["update"] for entry in summary["updates"]] == [1, 2, 3, 4]
-
-
-@pytest.mark.slow
-def test_a_fused_optimizer_takes_the_same_steps_and_goes_on_with_them(make_config: Make, tmp_path: Path) -> None:
-    found: list[dict[str, torch.Tensor]] = []
-    fused: list[bool] = []
-    for chosen in (False, True):
-        root = f"store.root={tmp_path / str(chosen)}"
-        context = prepare(make_config(root, f"execution.fused_adamw={chosen}", "optimize.learning_rate=1e-4"))
-        for epoch in (1, 2):
-            run_epoch(context, epoch)
-        found.append(load_file(policy_folder(context.store, context.policy_ref(2)) / "policy.safetensors"))
-        stage = optimize(context, 2)
-        epoch_of = TrainingEpoch(training_data(context, 2), stage.host, stage.ref)
-        fused.append(bool(epoch_of._state().optimizer.defaults["fused"]))
-    assert fused == [False, True]
-    assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-5
 
 
 @pytest.mark.slow_cases("all")
