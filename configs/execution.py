@@ -15,6 +15,8 @@ class ExecutionSection(Section):
 
     removed: ClassVar[Mapping[str, str]] = {
         "resident_epochs": "Processes stay for the whole run; runs continue (--advance) with new ones.",
+        "render_device": "The image model of render is on the device of its process, and leaves it after the stage.",
+        "keep_renderer": "The image model of render leaves an accelerator after the stage.",
         "fused_adamw": "Remove it: optimizer steps take a small part of an epoch.",
     }
 
@@ -65,10 +67,6 @@ class ExecutionSection(Section):
     """Prompts per text encoder forward; the last batch is padded to it."""
     render_rows: int = Field(8, ge=1)
     """Images per forward of the image model (`render`); the last batch is padded to it."""
-    render_device: str | None = None
-    """Torch device of the image model; `device` when absent."""
-    keep_renderer: bool = False
-    """Keep the image model loaded while the language model samples and trains: more memory, no reloading."""
     ahead: int = Field(0, ge=0)
     """Number of epochs that rollouts are ahead of training: epoch n is rolled out with policy n - 1 - ahead, regardless
     of timing. With a runner that uses other processes, rollouts and training then run concurrently."""

@@ -98,10 +98,6 @@ def check_devices(config: RunConfig) -> None:
         return
     if execution.device != "cpu":
         chosen_device(execution.device, execution.processes - 1)
-    if execution.render_device not in (None, "cpu"):
-        chosen_device(str(execution.render_device), label="execution.render_device")
-    if config.critic.device not in (None, "cpu"):
-        chosen_device(str(config.critic.device), label="critic.device")
     for section in reward_sections(config):
         if section.server is None and section.device not in (None, "cpu"):
             chosen_device(str(section.device), label=f"rewards: device of '{section.slot}'")

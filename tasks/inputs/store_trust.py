@@ -51,8 +51,6 @@ HARMLESS = frozenset(
         "tracking.experiment",
         "tracking.parent",
         "execution.device",
-        "execution.render_device",
-        "critic.device",
     }
 )
 #: Settings with a name from a table or an import string, which has a colon.
@@ -62,7 +60,6 @@ NAMES = frozenset(
         "model.kind",
         "render.model.policy",
         "render.model.kind",
-        "render.solver",
         "rollout.solver",
         "rollout.store",
         "evaluate.solver",

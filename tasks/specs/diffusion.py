@@ -86,7 +86,8 @@ def _ends(config: RunConfig) -> dict[str, Any]:
 
 def _reward_options(reward: RewardSection) -> dict[str, Any]:
     """Return the settings of a reward that change its scores; server and batch size do not."""
-    return reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "over_frames", "sources"})
+    chosen = reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "sources"})
+    return {**chosen, **reward.former}
 
 
 def _drawn(config: RunConfig) -> dict[str, Any]:

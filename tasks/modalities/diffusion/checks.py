@@ -32,7 +32,7 @@ def check_diffusion(config: RunConfig, requires: Requirements) -> None:
     draws = draw_plans(config, plan)
     check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
     check_advantage(config)
-    check_replay(config, requires, kernel)
+    check_replay(config, requires)
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is not None and folder.is_dir():
         check_marks(folder, (prompt.text for prompts in source_prompts(config).values() for prompt in prompts))

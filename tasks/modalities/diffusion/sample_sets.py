@@ -101,7 +101,7 @@ class TransitionSet(Correctable):
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
         """Set recomputed log-probs and means as the old ones of stale rows, and set their importance weights."""
         gaps = {key: value - float(self.reader.log_probs[key[0]][key[1]]) for key, value in proximal.log_probs.items()}
-        self._importance = importance_weights(gaps, proximal.dims, section)
+        self._importance = importance_weights(gaps, section)
         self._proximal = proximal
 
     def recompute(

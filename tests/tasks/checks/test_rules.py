@@ -103,7 +103,7 @@ CASES = {
         rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; execution.ahead=1
         optimize.algorithm={name: dgpo, options: {guided: false}}
         optimize.inner_epochs=2; optimize.algorithm={name: reward_gradient, options: {target: linear}}
-        optimize.replay={proximal: false}; optimize.algorithm={name: reward_gradient, options: {target: linear}}
+        optimize.replay={}; optimize.algorithm={name: reward_gradient, options: {target: linear}}
         advantage.aggregation=gdpo
         advantage.std=running; advantage.buffer=8
         advantage.mean=leave_one_out
@@ -115,7 +115,6 @@ CASES = {
         advantage.group_mean_min=2; advantage.group_mean_max=1
         optimize.replay={steps: 50}; optimize.algorithm={name: dpo}
         optimize.replay={steps: 50}
-        rollout.sampler={name: cps, options: {log_prob: squared}}; optimize.replay={weight: density}
     """,
     "tiny_flux1": """
         optimize.algorithm={name: nft, options: {times: {kind: timesteps}}}; rollout.plan={name: final}
@@ -154,8 +153,7 @@ CASES = {
     "addition_ppo": """
         advantage.estimator=rloo
         critic.backbone=policy
-        critic={backbone: policy, log_probs: false, device: cpu}
-        critic.device=cpu; execution.processes=2
+        critic={backbone: policy, log_probs: false, path: elsewhere}
     """,
 }
 #: Of given samples: what only an algorithm of one's own needs, and a family that other checks refuse before.

@@ -177,10 +177,10 @@ def test_two_ranks_train_as_one_process(
 @pytest.mark.parametrize(
     "algorithm",
     [
-        "optimize.replay={epochs: 0, level: sequence}",
+        "optimize.replay={epochs: 0}",
         "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, from_means: true}}",
     ],
-    ids=["weights of sequences", "means"],
+    ids=["weights", "means"],
 )
 def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     crew: RankExecutor, single: RankExecutor, tmp_path: Path, strategy: str, algorithm: str
