@@ -71,8 +71,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     evaluations = RunPlan(config).evaluations
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
-    predicted = 4 * trained if rollout.unconditional else 0
-    per_epoch = None if values is None else samples * (states * width + predicted) * values
+    per_epoch = None if values is None else samples * states * width * values
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
