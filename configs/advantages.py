@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +24,11 @@ class OverlongSection(Section):
 class AdvantageSection(Section):
     """How rewards become advantages."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "threshold": "group_mean_min leaves out groups of low rewards, best_of all but the extremes of each group.",
+        "below": "It was the factor of advantages below 'threshold', which no longer exists either. Remove it.",
+    }
+    former: ClassVar[Mapping[str, Any]] = {"threshold": None, "below": 0.0}
     estimator: Annotated[Component, Later()] = Component(name="group")
     """'group', or a class derived from it: one advantage per sample, computed with the other settings here. For
     language models also one per token: gae, reinforce, rloo, reinforce_plus_plus. When absent, the algorithm's."""
@@ -56,10 +62,6 @@ class AdvantageSection(Section):
     """Groups whose mean reward is below this get advantage 0 (MMDanceGRPO's ``reward_threshold``)."""
     group_mean_max: float | None = None
     """Groups whose mean reward is above this get advantage 0: they are already solved."""
-    threshold: float | None = None
-    """Advantages of samples whose reward is below this are multiplied by ``below``."""
-    below: float = Field(0.0, ge=0)
-    """Factor for samples below the threshold; 0 drops them before any forward."""
     informative: Annotated[int | None, Later()] = Field(None, ge=1)
     """Train on the first this many groups of an epoch whose rewards are not all equal, and exclude the others, so that
     every epoch trains on equally many: DAPO's dynamic sampling (arXiv 2503.14476). Set rollout.prompts_per_epoch larger
@@ -79,22 +81,23 @@ class AdvantageSection(Section):
 
 
 class ReplaySection(Section):
-    """Training on the stored trajectories of earlier epochs."""
+    """Training on the stored trajectories of earlier epochs.
 
+    Old log-probs and means of stale rows are computed again under the policy at the epoch's start (decoupled PPO, arXiv
+    2110.00641): the ratio is clipped around that policy, and an importance weight corrects for the behavior policy.
+    """
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "proximal": "Rows of older policies are always corrected. Remove it.",
+        "weight": "Weights are the exp of the mean log-ratio, truncated at max_importance. Remove it.",
+        "level": "Each trained step has a weight of its own. Remove it.",
+    }
+    former: ClassVar[Mapping[str, Any]] = {"proximal": True, "weight": "tempered", "level": "step"}
     epochs: int = Field(1, ge=0)
     """Number of earlier epochs that are also trained on. 0: none, but with execution.ahead the rows of the current
     epoch are corrected with the other settings here."""
-    proximal: bool = True
-    """Recompute old log-probs and means of stale rows under the policy at the epoch's start (decoupled PPO, arXiv
-    2110.00641): the ratio is clipped around that policy, and an importance weight corrects for the behavior policy."""
-    weight: Literal["tempered", "density"] = "tempered"
-    """Importance weights as exp of the log-ratio's mean over D latent dims, the D-th root of the density ratio, as in
-    log-probs elsewhere; or the density ratio itself, which matches ``reduce: sum`` and leaves few effective samples."""
     max_importance: float = Field(2.0, gt=0)
     """Importance weights are truncated here."""
-    level: Literal["step", "sequence"] = "step"
-    """One importance weight per step, or one per sample over its trained steps: the geometric mean of tempered weights,
-    or the product of densities."""
     share: Annotated[float, Later()] = Field(1.0, gt=0, le=1)
     """Share of the samples of every earlier epoch to train on again, those with the highest reward; for algorithms that
     compare samples, a share of the groups, those with the highest mean. Their advantages stay unchanged."""

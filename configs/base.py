@@ -24,13 +24,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     removed: ClassVar[Mapping[str, str]] = {}
     """Settings that no longer exist, and what to do instead."""
+    former: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of removed settings: stored configs name them, and fingerprints of older runs hold them."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, value: Any) -> Any:
         # Stored configs name all settings of their time, most of them without a value.
         if cls.removed and isinstance(value, Mapping):
-            return {name: each for name, each in value.items() if each or name not in cls.removed}
+            unset = {name for name in cls.removed if not value.get(name) or value[name] == cls.former.get(name)}
+            return {name: each for name, each in value.items() if name not in unset}
         return value
 
     @field_validator("*")
@@ -55,7 +58,8 @@ class Section(BaseModel):
         }
         values = self.model_dump(mode="json", exclude=unset | set(exclude))
         sections = {name: value for name in values if isinstance(value := getattr(self, name), Section)}
-        return {**values, **{name: value.fingerprinted() for name, value in sections.items()}}
+        former = {name: value for name, value in self.former.items() if name not in exclude}
+        return {**values, **{name: value.fingerprinted() for name, value in sections.items()}, **former}
 
 
 class Component(Section):

@@ -27,7 +27,6 @@ def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
         yield "render.model.policy", Component(name=config.render.model.policy)
         if config.render.model.build is not None:
             yield "render.model.build", config.render.model.build
-        yield "render.solver", Component(name=config.render.solver)
     yield "advantage.estimator", config.advantage.estimator
     yield "evaluate.solver", Component(name=evaluate.solver)
     yield "optimize.algorithm", config.optimize.algorithm

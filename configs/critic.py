@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from flowmill.configs.base import Later, Section
 from flowmill.configs.optimizer import ScheduleSection
 
-#: Settings of the critic's origin and device, which its fingerprint holds in another form or not at all.
-PLACES = frozenset({"path", "device"})
+#: Settings of the critic's origin, which its fingerprint holds in another form.
+PLACES = frozenset({"path"})
 
 
 class CriticSection(Section):
     """The critic and its own optimizer; all other settings are those of ``optimize``."""
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "device": "The critic is on the device of its process: more execution.processes, or critic.backbone 'policy'."
+    }
 
     backbone: Literal["own", "policy"] = "own"
     """own: a copy of the base model trained only for values, with adapters if the policy has them. policy: only a head
@@ -22,8 +27,6 @@ class CriticSection(Section):
     path: str | None = None
     """Folder of a transformers model with the policy's tokenizer, whose backbone initializes the critic; the base model
     when absent."""
-    device: str | None = None
-    """Torch device of the critic; the run's device when absent."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of its forward pass; model.dtype when absent. Loss scaling exists only for a policy in float16."""
     learning_rate: float | None = Field(None, gt=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +12,13 @@ from flowmill.configs.base import Component, Section
 
 class ExecutionSection(Section):
     """Execution settings. Only ``ahead`` changes results beyond float rounding."""
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "resident_epochs": "Processes stay for the whole run; runs continue (--advance) with new ones.",
+        "render_device": "The image model of render is on the device of its process, and leaves it after the stage.",
+        "keep_renderer": "The image model of render leaves an accelerator after the stage.",
+        "fused_adamw": "Remove it: optimizer steps take a small part of an epoch.",
+    }
 
     device: str = "auto"
     """Torch device, or auto: CUDA when there is one."""
@@ -41,8 +49,6 @@ class ExecutionSection(Section):
     of an import string lies there."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Python source of further modules by name, as `flowmill.train` carries what a script or a notebook defines."""
-    resident_epochs: int | None = Field(None, ge=1)
-    """Restart the processes after this many epochs; never when absent."""
     stall_s: float = Field(1800.0, gt=0)
     """Seconds without progress after which a process counts as hanging and the run stops."""
     deterministic: bool = False
@@ -57,16 +63,10 @@ class ExecutionSection(Section):
     micro_batch_size: int = Field(16, ge=1)
     """Maximum (sample, step) rows per training forward. An update is split into as few micro-batches as possible, of
     similar sizes, each padded to a multiple of a sixteenth of this."""
-    fused_adamw: bool = False
-    """Use one fused kernel for the optimizer step: faster with many parameters, equal up to float rounding."""
     encode_batch_size: int = Field(8, ge=1)
     """Prompts per text encoder forward; the last batch is padded to it."""
     render_rows: int = Field(8, ge=1)
     """Images per forward of the image model (`render`); the last batch is padded to it."""
-    render_device: str | None = None
-    """Torch device of the image model; `device` when absent."""
-    keep_renderer: bool = False
-    """Keep the image model loaded while the language model samples and trains: more memory, no reloading."""
     ahead: int = Field(0, ge=0)
     """Number of epochs that rollouts are ahead of training: epoch n is rolled out with policy n - 1 - ahead, regardless
     of timing. With a runner that uses other processes, rollouts and training then run concurrently."""

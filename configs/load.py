@@ -20,7 +20,6 @@ from flowmill.configs.validation_messages import explain, place, relevant
 
 #: Settings that may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
-    "critic.device",
     "model.start_config",
     "run.epochs",
     "run.name",
@@ -50,7 +49,7 @@ FREE_TO_CHANGE = (
 )
 #: Prefixes of settings that do not change the results,
 _SHARDS = ("rollout.groups_per_shard", "data.rows_per_shard")
-_CARRYING_OUT = ("store.", "execution.", "tracking.", *_SHARDS, "critic.device", "model.start_config")
+_CARRYING_OUT = ("store.", "execution.", "tracking.", *_SHARDS, "model.start_config")
 #: and the exception among them.
 _DECIDES = ("execution.ahead",)
 

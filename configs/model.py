@@ -61,6 +61,7 @@ class ModelSection(Section):
             "Make one file of the folder with torch's dcp_to_torch_save, and write its weights with the model's own "
             "save_pretrained() to a folder for model.path, or as adapters for model.lora.start."
         ),
+        "device_map": "A model that does not fit one device: execution.strategy 'fsdp', or model.quantize.",
     }
 
     policy: str
@@ -103,8 +104,6 @@ class ModelSection(Section):
     attention: str | None = None
     """Attention backend of diffusers (native, flash, sage, ...), or for language models of transformers (sdpa, eager,
     flash_attention_2, ...); the library's default when absent."""
-    device_map: str | None = None
-    """Placement of a pipeline's components by diffusers (balanced, cuda, ...); all on execution.device when absent."""
     compile: bool = False
     """Compile the denoiser's blocks: slower start, above all the first time on a machine, but usually faster steps."""
     vae_tiling: bool = False

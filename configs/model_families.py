@@ -56,8 +56,6 @@ class FamilySpec:
     """Supported numbers of frames of families that make clips."""
     frame_rate: float | None = None
     """Frames per second of families with sound; the default of the option ``frame_rate`` if they have it."""
-    modular: bool = False
-    """Its pipeline is modular: diffusers has no device_map for it."""
     instructed: bool = False
     """An option prepends an instruction to prompts but not to negative prompts."""
     decodes_latents: bool = True
@@ -101,7 +99,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "flux1_kontext": FamilySpec("flux1:Flux1Kontext", "FluxKontextPipeline", guidance="input", starts_from="image"),
     "flux2": FamilySpec("flux2:Flux2", "Flux2Pipeline", guidance="input", references=0),
     "flux2_klein": FamilySpec("flux2:Flux2Klein", "Flux2KleinPipeline", references=0),
-    "flux3": FamilySpec("flux3:Flux3", "Flux3ModularPipeline", references=0, modular=True),
+    "flux3": FamilySpec("flux3:Flux3", "Flux3ModularPipeline", references=0),
     "qwen_image": FamilySpec("qwen_image:QwenImage", "QwenImagePipeline"),
     "qwen_image_edit": FamilySpec("qwen_image_edit:QwenImageEdit", "QwenImageEditPipeline", starts_from="image"),
     "qwen_image_edit_plus": FamilySpec(

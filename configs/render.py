@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -49,12 +50,15 @@ class TurnsSection(Section):
 class RenderSection(Section):
     """A frozen image model that renders texts; ``execution`` sets its device and batch size."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "solver": "Images are drawn with 'euler'. Remove it.",
+        "format": "Images are stored as PNG files. Remove it.",
+    }
+    former: ClassVar[Mapping[str, Any]] = {"solver": "euler", "format": "png"}
     model: ModelSection
     """The image model and the inputs of its calls."""
     steps: int = Field(20, ge=1, le=10_000)
     """Denoising steps of an image."""
-    solver: str = "euler"
-    """Deterministic solver of these steps."""
     answer: tuple[str, str] | None = None
     """Marks around the rendered part of a text, such as <answer> and </answer>: the last such part is rendered; a text
     without both marks counts as empty."""
@@ -62,8 +66,6 @@ class RenderSection(Section):
     """Images per text; the text's reward is the mean of theirs."""
     same_noise: bool = True
     """Render the texts of a prompt from the same initial noise, so that images of a group differ only by their text."""
-    format: Literal["png", "webp"] = "png"
-    """File format of the images: png keeps every value, webp is compressed visually lossless."""
     turns: Annotated[TurnsSection | None, Later()] = None
     """Let the language model see comments on its images and write again. None: one text per sample."""
 

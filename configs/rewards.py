@@ -36,8 +36,10 @@ class RewardSection(Component):
             "A sample has one advantage, of all its rewards. Remove it; advantage.aggregation 'gdpo' weighs rewards "
             "of different scales alike."
         ),
+        "over_frames": "A clip has the mean score of its frames; a reward of your own can read whole clips.",
         "spread": "Give the reward a GPU of its own: flowmill serve-reward, and its address in 'server'.",
     }
+    former: ClassVar[Mapping[str, Any]] = {"over_frames": "mean"}
     weight: float = 1.0
     """Factor of this reward in the weighted sum."""
     label: str | None = None
@@ -48,8 +50,6 @@ class RewardSection(Component):
     """In runs with a section `render`: score the images (also when absent) or the texts."""
     sources: tuple[str, ...] = ()
     """Names of `prompts.sources` whose samples it scores; all when empty."""
-    over_frames: Literal["mean", "min"] = "mean"
-    """For clips whose frames are scored: the mean over frames, or the score of the worst frame."""
     threshold: float | None = None
     """Optimize 1 if the score reaches this and 0 otherwise, instead of the score."""
     standardize: bool = False

@@ -6,8 +6,8 @@ options, so this file does not grow with them. To add a setting, add one field w
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, PrivateAttr, model_validator
@@ -117,6 +117,9 @@ class MediaSection(Section):
 class RolloutSection(Section):
     """Generation of trajectories."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "unconditional": "Predictions for the negative prompt are computed in every update. Remove it."
+    }
     prompts_per_epoch: int = Field(8, ge=1, le=10_000_000)
     """Groups per epoch, of different prompts, which `prompts.sampler` chooses."""
     group_size: int = Field(8, ge=1, le=100_000)
@@ -140,9 +143,6 @@ class RolloutSection(Section):
     not change results."""
     latents_dtype: Literal["float32", "float16"] = "float32"
     """Storage precision; latents are rounded to it before their log-prob is computed."""
-    unconditional: bool = False
-    """Store the predictions for the negative prompt at trained steps, 4 bytes per number, so that the first update of
-    an epoch need not compute them again. Only with ``optimize.guidance_gradient`` conditional."""
     store: str = "webdataset"
     """Trajectory store format: webdataset or parquet."""
     media: MediaSection = MediaSection()
@@ -240,6 +240,10 @@ class RateSection(Section):
 class TrackingSection(Section):
     """MLflow."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "assets": "flowmill status RUN and flowmill store ls list artifacts; every commit is in the lineage of a run."
+    }
+
     uri: str | None = None
     """Tracking URI; a SQLite file inside the store (for one on S3 in ./flowmill-tracking) when absent."""
     experiment: str = "flowmill"
@@ -250,9 +254,6 @@ class TrackingSection(Section):
     """Id of the parent MLflow run, such as that of a sweep."""
     report: bool | None = None
     """Log the 'flowmill report' of a finished run; when absent, only if it runs on a lasting Prefect server."""
-
-    assets: bool = False
-    """Report every committed artifact to Prefect as a materialized asset, with its inputs."""
 
 
 class StoreSection(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from flowmill.configs.base import Section
 
@@ -19,16 +19,9 @@ class WatchSection(Section):
     """Actions on alerts, which are computed from committed artifacts."""
 
     removed: ClassVar[Mapping[str, str]] = {"rate": f"Its action 'back' no longer exists either. {_BACK}."}
+    former: ClassVar[Mapping[str, Any]] = {"rate": 0.1}
     on: dict[str, Literal["warn", "stop"]] = Field(default_factory=dict)
     """Action by rule: warn (default), or stop, which ends the run before its next stage."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_default(cls, value: Any) -> Any:
-        # Stored configs name the default of their time.
-        if isinstance(value, Mapping) and value.get("rate") == 0.1:
-            return {name: each for name, each in value.items() if name != "rate"}
-        return value
 
     @field_validator("on", mode="before")
     @classmethod

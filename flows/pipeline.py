@@ -93,7 +93,6 @@ def train(stages: RunStages, callbacks: RunCallbacks) -> None:
     evaluate(stages, callbacks, plan, epoch=0)
     rollouts = Rollouts(stages, plan)
     for epoch in range(1, plan.config.run.epochs + 1):
-        stages.begin_epoch()
         rollouts.complete(epoch)
         for node in plan.training(epoch):
             stages.run(node.stage, node.epoch, node.slot)

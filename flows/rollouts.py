@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from flowmill.configs.rewards import RewardSection
-from flowmill.flows.stages import LOOKING, Future, RunStages, finish
+from flowmill.flows.stages import LOOKING, Future, RunStages
 from flowmill.tasks.inputs.renderer import reads_images
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.rollout import RolloutStage
@@ -63,14 +63,14 @@ class EpochRollout:
         """Do the remaining work and complete the artifacts."""
         if self._tasks.is_elsewhere(self._stage):
             self._tasks.wait(self._rollout, self._shards)
-            finish(self._rollout)
+            self._rollout.finish()
             with self._ledger.waiting():
                 for run, futures in zip(self._scores, self._scored, strict=True):
                     self._tasks.wait(run, futures)
         else:
             self._work()
         for run in self._scores:
-            finish(run)
+            run.finish()
 
     def _begin(self) -> None:
         """Submit all shards; each score waits for its rollout."""
@@ -105,7 +105,7 @@ class EpochRollout:
         due = rollout.pending()
         score([each.name for each in rollout.stage.shards() if each not in due])
         self._tasks.run(rollout, due, replace(LOOKING, on_commit=score))
-        finish(rollout)
+        rollout.finish()
         # Score shards that combine several rollout shards.
         score([name for waiting in left.values() for name in waiting])
         with self._ledger.waiting():

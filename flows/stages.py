@@ -20,7 +20,6 @@ from flowmill.configs.errors import ConfigError, FlowmillError, WorkerError, fir
 from flowmill.configs.registry import imported
 from flowmill.flows import process_state
 from flowmill.flows.cancellation import check_cancelled
-from flowmill.flows.prefect_assets import report_asset
 from flowmill.flows.requests import StageRequest
 from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flowmill.storage.layout import ArtifactRef
@@ -230,24 +229,12 @@ class RunStages:
         """
         run = StageRun(stage or self.stage(name, epoch, slot), force=force)
         self.tasks.run(run, run.pending())
-        finish(run)
+        run.finish()
         return run.ref
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
         """Return a stage, bound to the execution."""
         return self._execution.stage(name, epoch, slot)
-
-    def begin_epoch(self) -> None:
-        """Restart the ranks after ``execution.resident_epochs`` epochs."""
-        self._execution.executor(RankExecutor).begin_epoch()
-
-
-def finish(run: StageRun) -> None:
-    """Complete the artifact of a stage; with ``tracking.assets`` report it to Prefect."""
-    reused = run.reused
-    manifest = run.finish()
-    if manifest is not None and not reused and run.stage.config.tracking.assets:
-        report_asset(run, manifest)
 
 
 def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., list[str]]:
@@ -314,7 +301,7 @@ def _result(stages: RunStages, context: RunContext, node: Node, *, force: bool) 
     run = StageRun(stages.stage(node.stage, node.epoch, node.slot), force=force)
     due = run.pending()
     stages.tasks.run(run, due)
-    finish(run)
+    run.finish()
     return describe_stage(context, node, run.ref, reused=not due)
 
 

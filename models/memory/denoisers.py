@@ -197,9 +197,7 @@ def _pipeline(
     from flowmill.models.quickstart.tiny import build_tiny
 
     section, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
-    plain = config.model_copy(
-        update={"model": section.model_copy(update={"quantize": None, "attention": None, "device_map": None})}
-    )
+    plain = config.model_copy(update={"model": section.model_copy(update={"quantize": None, "attention": None})})
     settings = family.settings_for(plain, dtype=getattr(torch, section.dtype), device=_CPU, empty=False)
     settings = replace(settings, compile=False)
     with tempfile.TemporaryDirectory() as folder:

@@ -34,8 +34,6 @@ class PolicySettings:
     gradient_checkpointing: bool = False
     attention: str | None = None
     """Attention backend, None for the library's default."""
-    device_map: str | None = None
-    """How the model's parts are placed on devices; None: all on ``device``."""
     compile: bool = False
     empty: bool = False
     """Create trained modules without weights, on the meta device; sharding then reads each rank's part."""

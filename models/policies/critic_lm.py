@@ -190,24 +190,18 @@ class TrainableCritic(Trainable):
     ) -> Tensor:
         """Return (B, W) float32 values of the state before each token, from the tokens before it; 0 at position 0.
 
-        They are computed on the critic's device and returned on that of ``ids``.
-
         Args:
             ids: (B, W) int64, padded on the right with any token.
             hidden: (B, W, H) of the policy, for a critic without a backbone; it gets no gradient.
             shared: compute the rows from this packed form of them, on which ``hidden`` is then (G, L, H).
             log_probs: (B, W) float32 log-probs of sampled tokens, 0 elsewhere, for a critic that reads them.
         """
-        dtype, device, model = self.policy.settings.dtype, self.policy.settings.device, self.policy.model
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids.to(device), shared)
+        dtype, model = self.policy.settings.dtype, self.policy.model
+        with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+            inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids, shared)
             if log_probs is not None and shared is not None:
                 log_probs = shared.packed(log_probs)
-            outputs = model(
-                {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in inputs.items()},
-                None if hidden is None else hidden.detach(),
-                None if log_probs is None else log_probs.to(device),
-            ).to(ids.device)
+            outputs = model(inputs, None if hidden is None else hidden.detach(), log_probs)
         if shared is None:
             return nn.functional.pad(outputs[:, :-1], (1, 0))
         return shared.rows(nn.functional.pad(shared.tails(outputs[:, shared.output_positions])[:, :-1], (1, 0)))

@@ -35,9 +35,7 @@ class DecodingPolicy(DiffusionPolicy):
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def move_decoder(self, device: torch.device) -> None:
-        """Move decoders, except those placed by ``device_map`` and those on the meta device."""
-        if self.settings.device_map is not None:
-            return
+        """Move decoders, except those on the meta device."""
         for module in (getattr(self.pipeline, name) for name in self.decoder_names):
             first = None if module is None else next(module.parameters())
             # Called in every stage: without a move, this avoids walking hundreds of modules.

@@ -15,7 +15,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
-from flowmill.models.maths.conditioning import Conditioning, Guided
+from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.policies.base import Policy, PolicySettings
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.trainable import Trainable
@@ -123,7 +123,6 @@ class DiffusionPolicy(Policy):
             gradient_checkpointing=section.gradient_checkpointing,
             frames=section.frames,
             attention=section.attention,
-            device_map=section.device_map,
             compile=section.compile,
             vae_tiling=section.vae_tiling,
             empty=empty,
@@ -198,10 +197,6 @@ class DiffusionPolicy(Policy):
             sigma: (B,) float32, one per row.
             denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
         """
-
-    @abstractmethod
-    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
-        """Return (B, ...) velocities, and the predictions for the negative prompt they are guided away from."""
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
@@ -297,10 +292,6 @@ class TrainableDenoiser(Trainable):
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the policy's (B, ...) velocity, see ``DiffusionPolicy.velocity``."""
         return self.policy.velocity(latents, sigma, conditioning)
-
-    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
-        """Return the policy's velocities and predictions for the negative prompt, see the policy's method."""
-        return self.policy.guided_velocity(latents, sigma, conditioning)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:

@@ -96,8 +96,7 @@ class FolderPolicy(DecodingPolicy):
         pipeline.set_progress_bar_config(disable=True)
         for name in shapes:
             setattr(pipeline, name, None)
-        if settings.device_map is None:
-            pipeline.to(settings.device)
+        pipeline.to(settings.device)
         for name in shapes if Part.DENOISER in parts else ():
             setattr(pipeline, name, shapes[name])
         if not shapes and pipeline.vae is not None and settings.vae_tiling:
@@ -116,10 +115,9 @@ class FolderPolicy(DecodingPolicy):
     @classmethod
     def assembled(cls, folder: Path, settings: DiffusionSettings, components: Mapping[str, Any]) -> Any:
         """Return the pipeline of a folder; provided components replace those of the folder."""
-        placing = {} if settings.device_map is None else {"device_map": settings.device_map}
         # Decoding is a small part of the work, and its rounding affects rewards.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
-        loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
+        loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True}
         quantized = cls.quantization(folder, settings)
         if quantized:
             from diffusers import PipelineQuantizationConfig

@@ -48,13 +48,7 @@ class ModularPolicy(PipelinePolicy, ABC):
 
     @classmethod
     def assembled(cls, folder: Path, settings: DiffusionSettings, components: Mapping[str, Any]) -> Any:
-        """Return the pipeline of the provided components and, for all others, those in the folder; raise ConfigError if
-        ``device_map`` is set."""
-        if settings.device_map is not None:
-            raise ConfigError(
-                f"model.device_map is {settings.device_map!r}, but diffusers places no parts of modular pipelines, "
-                f"such as that of '{cls.family}'. Remove it."
-            )
+        """Return the pipeline of the provided components and, for all others, those in the folder."""
         pipeline, quantized = cls.pipeline_blocks().init_pipeline(), cls.quantization(folder, settings)
         loaded = {}
         for name in pipeline.component_names:

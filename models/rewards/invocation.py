@@ -28,8 +28,6 @@ class Handling:
 
     frames: int | str = 1
     """Frames of a clip to score: every n-th, 'first', or 'clip' for the whole clip at once."""
-    over_frames: str = "mean"
-    """'mean' or 'min' of the scores of a clip's frames."""
     batch_size: int | None = None
     """Rows per call; the last call is padded, as kernels depend on the number of rows; None: the reward's own."""
     exclude: bool = False
@@ -38,12 +36,7 @@ class Handling:
     @classmethod
     def of(cls, section: RewardSection) -> Handling:
         """Return the handling that a config sets."""
-        return cls(
-            frames=section.frames,
-            over_frames=section.over_frames,
-            batch_size=section.batch_size,
-            exclude=section.excludes,
-        )
+        return cls(frames=section.frames, batch_size=section.batch_size, exclude=section.excludes)
 
 
 def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling()) -> Scores:
@@ -163,7 +156,7 @@ def _culprit(reward: Reward, batch: Batch) -> int | None:
 
 
 def _score_frames(reward: Reward, name: str, clips: Batch, handling: Handling) -> Scores:
-    """Score all frames as images; return mean or minimum per clip, and the note of the first or the worst frame."""
+    """Score all frames as images; return the mean per clip, and the note of the first frame, or of one that failed."""
     media = clips.media[:, :1] if handling.frames == "first" else clips.media[:, :: int(handling.frames)]
     count = media.shape[1]
     rows = [row for row in range(len(clips)) for _ in range(count)]
@@ -173,8 +166,6 @@ def _score_frames(reward: Reward, name: str, clips: Batch, handling: Handling) -
     scores = score(reward, name, images, handling)
     by_clip = scores.values.reshape(-1, count)
     failed = np.isnan(by_clip)
-    noted = np.where(failed.any(1), failed.argmax(1), 0 if handling.over_frames == "mean" else by_clip.argmin(1))
+    noted = failed.argmax(1)
     notes = None if scores.notes is None else [scores.notes[clip * count + at] for clip, at in enumerate(noted)]
-    mean = handling.over_frames == "mean"
-    values = by_clip.mean(1, dtype=np.float64).astype(np.float32) if mean else by_clip.min(1)
-    return Scores(values, notes)
+    return Scores(by_clip.mean(1, dtype=np.float64).astype(np.float32), notes)

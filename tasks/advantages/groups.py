@@ -296,11 +296,6 @@ def diversity_weighted(advantages: Tensor, groups: Tensor, distances: Tensor) ->
     return torch.where(advantages > 0, weight * advantages.double(), advantages.double())
 
 
-def damp_below(advantages: Tensor, rewards: Tensor, *, threshold: float, factor: float) -> Tensor:
-    """Return advantages with those of samples below a reward threshold multiplied by a factor (0 drops them)."""
-    return torch.where(rewards < threshold, advantages * factor, advantages)
-
-
 def group_ranks(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's rank within its group, 0 the smallest (ties by position), and the group's size."""
     by_value = torch.argsort(values, stable=True)

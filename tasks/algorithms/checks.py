@@ -16,7 +16,6 @@ from flowmill.configs.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from flowmill.configs.advantages import ReplaySection
-    from flowmill.models.maths.transitions import Kernel
     from flowmill.tasks.algorithms.base import Requirements
 
 
@@ -136,7 +135,7 @@ def compared_rows(facts: Trained) -> Iterator[Refusal]:
         )
 
 
-def _replay(facts: Trained, replay: ReplaySection, *, has_densities: bool) -> Iterator[Refusal]:
+def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
     rollout, steps = facts.config.rollout, replay.steps
     if steps is not None and facts.requires.data == "forward":
         yield Refusal(
@@ -150,12 +149,6 @@ def _replay(facts: Trained, replay: ReplaySection, *, has_densities: bool) -> It
             f"rollout.steps is {rollout.steps}, so no step would be left out",
             "Lower it, or remove optimize.replay.steps",
         )
-    if not has_densities:
-        yield Refusal(
-            "optimize.replay.weight",
-            f"the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
-            "Set its log_prob to 'gaussian', or the weight to 'tempered'",
-        )
 
 
 def check_advantage(config: RunConfig) -> None:
@@ -163,24 +156,8 @@ def check_advantage(config: RunConfig) -> None:
     refuse(config, chain(_statistics(config), _groups_and_monitors(config)))
 
 
-def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | None) -> None:
-    """Check that every setting of ``optimize.replay`` has the effect it names.
-
-    Args:
-        config: the config.
-        requires: requirements of its algorithm.
-        kernel: the stochastic step of its rollouts; None if every step has a density.
-    """
+def check_replay(config: RunConfig, requires: Requirements) -> None:
+    """Check that every setting of ``optimize.replay`` has the effect it names, with what the algorithm requires."""
     replay = config.optimize.replay
     if replay is not None:
-        has_densities = replay.weight != "density" or kernel is None or _has_densities(kernel)
-        refuse(config, _replay(Trained(config=config, requires=requires), replay, has_densities=has_densities))
-
-
-def _has_densities(kernel: Kernel) -> bool:
-    import torch
-
-    from flowmill.models.maths.transitions import Grid
-
-    grid = Grid(*(torch.tensor([level]) for level in (0.5, 0.4, 0.9)))
-    return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized
+        refuse(config, _replay(Trained(config=config, requires=requires), replay))

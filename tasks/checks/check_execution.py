@@ -8,7 +8,7 @@ from itertools import chain
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import most_images, spec_of
-from flowmill.configs.refusals import Refusal, refuse, set_settings
+from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device
 from flowmill.models.memory.architectures import architecture_of, meta_denoiser
@@ -56,10 +56,9 @@ def _sharding(config: RunConfig) -> Iterator[Refusal]:
         )
     if execution.sampling == "spread" and not sharded:
         yield Refusal("execution.sampling", whole, "Set strategy to 'fsdp', or sampling to 'whole'")
-    for setting, value in set_settings(config, "model.compile model.device_map") if sharded else ():
-        if value:
-            why = "execution.strategy 'fsdp' places and wraps the blocks itself"
-            yield Refusal(setting, why, "Remove one of them", f"{setting} is set, but")
+    if sharded and config.model.compile:
+        why = "execution.strategy 'fsdp' wraps the blocks itself"
+        yield Refusal("model.compile", why, "Remove one of them", "model.compile is set, but")
 
 
 def _split_tokens(config: RunConfig) -> Iterator[Refusal]:
@@ -77,11 +76,9 @@ def _split_tokens(config: RunConfig) -> Iterator[Refusal]:
             f"diffusers does not say how the tokens of model.policy '{model.policy}' are split over processes",
             "Set it to 1",
         )
-    for setting, value in set_settings(config, "model.compile model.device_map") if degree > 1 else ():
-        if value:
-            yield Refusal(
-                "execution.context_parallel", f"{setting} is set, which does not go with it", "Remove one of them"
-            )
+    if degree > 1 and model.compile:
+        why = "model.compile is set, which does not go with it"
+        yield Refusal("execution.context_parallel", why, "Remove one of them")
 
 
 def check_execution(config: RunConfig) -> None:
@@ -101,10 +98,6 @@ def check_devices(config: RunConfig) -> None:
         return
     if execution.device != "cpu":
         chosen_device(execution.device, execution.processes - 1)
-    if execution.render_device not in (None, "cpu"):
-        chosen_device(str(execution.render_device), label="execution.render_device")
-    if config.critic.device not in (None, "cpu"):
-        chosen_device(str(config.critic.device), label="critic.device")
     for section in reward_sections(config):
         if section.server is None and section.device not in (None, "cpu"):
             chosen_device(str(section.device), label=f"rewards: device of '{section.slot}'")

@@ -11,7 +11,6 @@ from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.render import TurnsSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.factory import needs_of
-from flowmill.tasks.inputs.components import make_solver
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
 from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
 from flowmill.tasks.inputs.source_prompts import source_prompts
@@ -107,7 +106,6 @@ def check_render(config: RunConfig) -> None:
 def _check_drawer(config: RunConfig) -> None:
     """Check the image model as the model of a run."""
     drawer = renderer_config(config)
-    make_solver(render_of(config).solver, "render.solver")
     try:
         check_model(drawer)
         if drawer.prompts.image is not None:

@@ -76,4 +76,4 @@ def memory_advice(memory: Memory, limit: int) -> list[str]:
 def optimizer_sizes(config: RunConfig) -> OptimizerSizes:
     """Return the properties of the configured optimizer that determine the memory of training."""
     optimizer = resolve(OPTIMIZERS, config.optimize.optimizer, label="optimize.optimizer")
-    return OptimizerSizes(moment_bytes=optimizer.moment_bytes, fuses=optimizer.fuses)
+    return OptimizerSizes(moment_bytes=optimizer.moment_bytes, step_bytes=optimizer.step_bytes)

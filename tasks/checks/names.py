@@ -90,7 +90,6 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
         "evaluate.solver": solvers,
         "render.model.policy": POLICIES,
         "render.model.build": BUILDERS,
-        "render.solver": solvers,
         "optimize.algorithm": algorithms_of(kind_name(config)),
         "optimize.optimizer": introspection.table("flowmill.tasks.training.optimizers:OPTIMIZERS"),
         "execution.launcher": LAUNCHERS,

@@ -29,7 +29,6 @@ class RankExecutor:
         self._execution, self._reporter = execution.context.config.execution, execution.context.reporter
         self._launched: Launched | None = None
         self._sent = 0
-        self._epochs = 0
         self.starts = 0
         """Number of starts of the ranks."""
         self.loads: list[dict[str, int]] = []
@@ -50,7 +49,7 @@ class RankExecutor:
             nodes=execution.nodes,
         )
         self._launched = Launched(program, make_launcher(execution))
-        self._sent = self._epochs = 0
+        self._sent = 0
         self.starts += 1
 
     def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = SILENT) -> list[str]:
@@ -76,13 +75,6 @@ class RankExecutor:
                 self.stop()
                 raise
         return names
-
-    def begin_epoch(self) -> None:
-        """End ranks that have stayed for ``execution.resident_epochs``; the next job starts new ones."""
-        limit = self._execution.resident_epochs
-        if limit is not None and self._epochs >= limit:
-            self.close()
-        self._epochs += 1
 
     def close(self) -> None:
         """Let the ranks end by themselves."""

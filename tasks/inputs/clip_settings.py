@@ -34,12 +34,6 @@ def check_clips(config: RunConfig) -> None:
                 f"rewards: 'frames' of '{section.slot}' is {section.frames!r}, but model.policy '{family}' makes "
                 "images, of which there is nothing to choose. Remove it."
             )
-        if section.over_frames != "mean" and (not clips or isinstance(section.frames, str)):
-            one = f"with 'frames' {section.frames!r}" if clips else f"of the images of model.policy '{family}'"
-            raise ConfigError(
-                f"rewards: 'over_frames' of '{section.slot}' is {section.over_frames!r}, but {one} there is one score, "
-                "and nothing to take it from. Remove it."
-            )
 
 
 def _check_rate(config: RunConfig) -> None:

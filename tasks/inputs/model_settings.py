@@ -51,7 +51,6 @@ def check_model(config: RunConfig) -> None:
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
-    _check_placement(config)
     check_quantize(config)
     _check_precision(config)
 
@@ -299,15 +298,6 @@ def _check_attention(config: RunConfig) -> None:
         reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(table))}' or remove it.")
-
-
-def _check_placement(config: RunConfig) -> None:
-    model = config.model
-    if model.device_map is not None and spec_of(model.policy).modular:
-        raise ConfigError(
-            f"model.device_map is '{model.device_map}', but '{model.policy}' has a modular pipeline, whose parts "
-            "diffusers does not place. Remove it; with execution.strategy 'fsdp' a model is spread over devices."
-        )
 
 
 def _check_precision(config: RunConfig) -> None:

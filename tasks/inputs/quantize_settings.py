@@ -23,11 +23,9 @@ def check_quantize(config: RunConfig) -> None:
             f"model.quantize.text_encoders is '{section.text_encoders}', but model.policy '{model.policy}' has no text "
             "encoders. Remove it; model.quantize.name quantizes the model itself."
         )
-    if model.device_map is not None or model.compile:
-        field = "compile" if model.compile else "device_map"
+    if model.compile:
         raise ConfigError(
-            f"model.{field} is set, but quantized layers of model.quantize are neither compiled nor spread over "
-            f"devices. Remove model.{field} or model.quantize."
+            "model.compile is set, but quantized layers of model.quantize are not compiled. Remove one of them."
         )
     if section.name is not None and execution.strategy == "fsdp":
         raise ConfigError(

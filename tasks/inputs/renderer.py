@@ -28,9 +28,7 @@ def renderer_config(config: RunConfig) -> RunConfig:
     Its prompts have images only if the image model reads them.
     """
     section, execution = render_of(config), config.execution
-    media = MediaSection(format=section.format, lossless=section.format == "png")
     alone = {
-        "device": execution.render_device or execution.device,
         "rollout_batch_size": execution.render_rows,
         "strategy": "ddp",
         "fsdp_size": None,
@@ -45,8 +43,8 @@ def renderer_config(config: RunConfig) -> RunConfig:
     changes = {
         "model": section.model,
         **({"prompts": config.prompts.model_copy(update={"image": None})} if unread else {}),
-        "rollout": RolloutSection(steps=section.steps, solver=section.solver, store=config.rollout.store, media=media),
-        "evaluate": EvaluateSection(solver=section.solver),
+        "rollout": RolloutSection(steps=section.steps, store=config.rollout.store, media=MediaSection(format="png")),
+        "evaluate": EvaluateSection(),
         "execution": execution.model_copy(update=alone),
         "render": None,
     }

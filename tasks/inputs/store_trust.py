@@ -35,13 +35,11 @@ HARMLESS = frozenset(
         "store.root",
         "model.negative_prompt",
         "render.model.negative_prompt",
-        "render.model.device_map",
         "model.lora.targets",
         "model.start",
         "model.start_config",
         "render.model.start",
         "render.model.start_config",
-        "model.device_map",
         "prompts.column",
         "prompts.image",
         "prompts.split",
@@ -53,8 +51,6 @@ HARMLESS = frozenset(
         "tracking.experiment",
         "tracking.parent",
         "execution.device",
-        "execution.render_device",
-        "critic.device",
     }
 )
 #: Settings with a name from a table or an import string, which has a colon.
@@ -64,7 +60,6 @@ NAMES = frozenset(
         "model.kind",
         "render.model.policy",
         "render.model.kind",
-        "render.solver",
         "rollout.solver",
         "rollout.store",
         "evaluate.solver",

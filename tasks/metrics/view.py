@@ -216,7 +216,7 @@ class RunView:
             table = self._as_trained(table, scores)
         table = self._with_list(table, ref) if evaluation else table
         if self.config.render is not None and self.chain.find(epoch, drawn) is not None:
-            formats = pa.array([self.config.render.format] * table.num_rows, pa.string())
+            formats = pa.array(["png"] * table.num_rows, pa.string())
             table = table.set_column(table.column_names.index("media_format"), "media_format", formats)
         plain = [name for name in scores.column_names if name not in (*_IDS, "list") and not name.startswith("note.")]
         notes = [name for name in scores.column_names if name.startswith("note.") and any(scores[name].to_pylist())]

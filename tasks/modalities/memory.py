@@ -40,8 +40,8 @@ class OptimizerSizes:
 
     moment_bytes: float
     """Bytes per value of one moment."""
-    fuses: bool
-    """``execution.fused_adamw`` has an effect."""
+    step_bytes: int
+    """Bytes per value that a step needs besides moments and gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +185,12 @@ def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: Optimizer
     execution = config.execution
     # With ddp the gradient exchange uses one buffer.
     exchange = trained * MASTER if execution.ranks > 1 and execution.strategy == "ddp" else 0
-    fusing = MASTER if optimizer.fuses and not execution.fused_adamw else 0
     if not execution.offload:
-        return exchange + trained * fusing // parts
+        return exchange + trained * optimizer.step_bytes // parts
     if execution.offload is True:
         return 0
     brought = 2 * (MASTER if execution.parameters_in_host else optimizer.moment_bytes)
-    return exchange + int(min(trained // parts, AT_A_TIME) * (fusing + brought))
+    return exchange + int(min(trained // parts, AT_A_TIME) * (optimizer.step_bytes + brought))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

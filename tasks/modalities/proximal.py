@@ -50,27 +50,16 @@ class Proximal:
     """Log-prob of each row, mean over latent dims."""
     means: RowFile | None
     """Mean of each row's step, if the algorithm compares means."""
-    dims: int
-    """D."""
 
 
-def importance_weights(gaps: Mapping[Key, float], dims: int, section: ReplaySection) -> dict[Key, float]:
-    """Return the truncated weight min(w, max_importance) of rows over the policy that drew them.
+def importance_weights(gaps: Mapping[Key, float], section: ReplaySection) -> dict[Key, float]:
+    """Return the weight min(exp(g), max_importance) of each row over the policy that drew it.
 
-    g is log p_proximal - log p_behavior, averaged over D dims like all log-probs here.
-    'density' is the ratio of densities: exp(D g) for a step, exp(D sum g) over a sample's steps.
-    'tempered' is its D-th root, exp(g); for a sample, the geometric mean over its S steps, the root of order S D.
+    g is log p_proximal - log p_behavior, averaged over D dims like all log-probs here, so a weight is the D-th root of
+    the ratio of densities: all rows stay effective, and old ones are damped rather than made unbiased.
 
     Args:
         gaps: (sample, position) -> g.
-        dims: D.
-        section: weight, level and truncation.
+        section: the truncation.
     """
-    if section.level == "sequence":
-        by_sample: dict[int, list[float]] = {}
-        for (sample, _), gap in gaps.items():
-            by_sample.setdefault(sample, []).append(gap)
-        joined = np.sum if section.weight == "density" else np.mean
-        gaps = {key: float(joined(by_sample[key[0]])) for key in gaps}
-    scale, most = (dims if section.weight == "density" else 1), math.log(section.max_importance)
-    return {key: math.exp(min(scale * gap, most)) for key, gap in gaps.items()}
+    return {key: math.exp(min(gap, math.log(section.max_importance))) for key, gap in gaps.items()}

@@ -17,11 +17,11 @@ _SAMPLING = (
 _DECODING = "Lower execution.decode_batch_size, or set model.vae_tiling=true."
 _RENDERING = (
     "Lower execution.render_rows, or execution.decode_batch_size if it failed while decoding, or set "
-    "execution.render_device to another device."
+    "render.model.quantize."
 )
 #: What to change, by phase of the estimate of ``flowmill check`` and by stage.
 REMEDIES: Mapping[str, str] = {
-    "encode": "Lower execution.encode_batch_size, or set model.quantize={text_encoders: int8} or model.device_map.",
+    "encode": "Lower execution.encode_batch_size, or set model.quantize={text_encoders: int8}.",
     "ingest": _DECODING,
     "rollout": f"{_SAMPLING} {_DECODING}",
     "evaluate": f"{_SAMPLING} {_DECODING}",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flowmill.models.devices import chosen_device
 from flowmill.models.policies.base import Policy
 from flowmill.models.weights.sharding import Sharding
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -66,8 +65,7 @@ def fresh_critic(
     """Return a critic from its model's files and the run's seed; sharded over the ranks with ``sharding``."""
     config, section = context.config, context.config.critic
     dtype = getattr(torch, section.dtype or config.model.dtype)
-    place = device if section.device is None else chosen_device(section.device, label="critic.device")
-    settings = family.settings_for(config, dtype=dtype, device=place, empty=False)
+    settings = family.settings_for(config, dtype=dtype, device=device, empty=False)
     folder = context.base_folder if section.path is None else critic_folder(section.path)
     critic: Trainable = family.load_critic(
         folder,

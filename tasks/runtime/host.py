@@ -181,7 +181,7 @@ class ModelHost:
                 self._encoder = None
             if Part.VAE not in parts:
                 self._decoder = None
-            if Part.CRITIC not in parts and self.device.type != "cpu" and self.config.critic.device is None:
+            if Part.CRITIC not in parts and self.device.type != "cpu":
                 self.critic.forget()
             if self.renderer is not None and Part.RENDERER not in parts:
                 self.renderer.make_room()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -102,10 +102,6 @@ class Ranks:
             with self.pulse.waiting():
                 dist.all_gather_object(gathered, value, group=self.group)
         return gathered
-
-    def gather_parts(self, part: Mapping[Any, float]) -> dict[Any, float]:
-        """Return the numbers of all ranks by key, in the same order on all ranks."""
-        return {key: value for each in self.gather(dict(part)) for key, value in each.items()}
 
     def gather_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of all ranks, without duplicates, in the same order on all ranks."""

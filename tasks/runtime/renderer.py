@@ -54,8 +54,8 @@ class Renderer:
         return 0 if self._policy is None else sum(map(module_bytes, self._policy.modules().values()))
 
     def make_room(self) -> None:
-        """Release the model from an accelerator, unless ``execution.keep_renderer`` is set."""
-        if self._policy is not None and self.device.type != "cpu" and not self.config.execution.keep_renderer:
+        """Release the model from an accelerator."""
+        if self._policy is not None and self.device.type != "cpu":
             self.forget()
 
     def forget(self) -> None:

@@ -33,12 +33,10 @@ class DiffusionSpec(ModalitySpec):
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = config.rollout.fingerprinted({"groups_per_shard", "unconditional", "tokens", "engine"})
+        rollout = config.rollout.fingerprinted({"groups_per_shard", "tokens", "engine"})
         more: dict[str, Any] = engine_identity(config.rollout.engine)
         if RunPlan(config).needs.old_means:
             more["means"] = True
-        if config.rollout.unconditional:
-            more["unconditional"] = True
         if config.advantage.kl_coef > 0:
             more["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(config), **more}
@@ -86,7 +84,8 @@ def _ends(config: RunConfig) -> dict[str, Any]:
 
 def _reward_options(reward: RewardSection) -> dict[str, Any]:
     """Return the settings of a reward that change its scores; server and batch size do not."""
-    return reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "over_frames", "sources"})
+    chosen = reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "sources"})
+    return {**chosen, **reward.former}
 
 
 def _drawn(config: RunConfig) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from flowmill.storage.trajectories.tables import read_rows, write_rows
 from flowmill.tasks.advantages.estimators import EarnedBySamples, Group, TokenEstimator, estimated
 from flowmill.tasks.advantages.groups import (
     Normalizer,
-    damp_below,
     diversity_weighted,
     gdpo_advantages,
     group_advantages,
@@ -88,8 +87,6 @@ class EpochAdvantages:
         advantages = estimated(cast(Group, self.context.plan.estimator), earned, section.estimator.name)
         if now.distances is not None:
             advantages = diversity_weighted(advantages, groups, self._checked(now.distances))
-        if section.threshold is not None:
-            advantages = damp_below(advantages, now.total, threshold=section.threshold, factor=section.below)
         shaped = shape_advantages(
             advantages,
             groups,

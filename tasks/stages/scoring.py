@@ -46,10 +46,9 @@ class Scoring(Stage):
 
     def _reward_options(self) -> dict[str, Any]:
         clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
-        worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
         new = {"turn": self.turn} if self.earlier else {}
-        return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some, **new}
+        return {"reward": self.section.name, "options": self.section.options, **clips, **some, **new}
 
     def places(self) -> tuple[OptionPath, ...]:
         """Files of the reward; a server that scores in its place must read the same."""

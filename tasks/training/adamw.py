@@ -18,17 +18,11 @@ class AdamW(torch.optim.AdamW):
     """torch's AdamW, with float32 moments."""
 
     moment_bytes = 4.0
-    fuses = True
+    step_bytes = 4
 
-    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool) -> None:
-        """Bind to parameters.
-
-        Args:
-            parameters: float32.
-            section: the settings.
-            fused: run a step as one kernel.
-        """
-        super().__init__(parameters, **adamw_settings(section), fused=fused or None)
+    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection) -> None:
+        """Bind to float32 parameters."""
+        super().__init__(parameters, **adamw_settings(section))
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next step."""
@@ -38,10 +32,8 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def begin(self, parameter: nn.Parameter) -> None:
         """Create the initial moments of a parameter."""
-        # A fused optimizer counts its steps on the device, the others on the CPU.
-        counted_on = parameter.device if self.defaults["fused"] else torch.device("cpu")
         self.state[parameter] = {
-            "step": torch.zeros((), device=counted_on),
+            "step": torch.zeros(()),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }

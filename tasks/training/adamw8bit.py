@@ -31,17 +31,10 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
     """torchao's AdamW8bit with blocks that end at row ends, so ranks that share rows round like one process."""
 
     moment_bytes = 1 + 4 / _LARGEST
-    fuses = False
+    step_bytes = 0
 
-    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool) -> None:
-        """Bind to parameters.
-
-        Args:
-            parameters: float32.
-            section: the settings.
-            fused: must be False; torchao compiles its own step.
-        """
-        assert not fused
+    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection) -> None:
+        """Bind to float32 parameters."""
         super().__init__(parameters, **adamw_settings(section))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:

@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -263,20 +262,17 @@ class TrainingEpoch:
         if section is None and self._config.execution.ahead:
             section = ReplaySection(epochs=0)
         compares = requires.data == "transitions"
-        if section is None or not (section.proximal and compares and isinstance(samples, Correctable)):
+        if section is None or not (compares and isinstance(samples, Correctable)):
             yield
             return
-        start, ranks = self._host.starting_weights(self._data.policy), self._ranks
+        start = self._host.starting_weights(self._data.policy)
         size = self._config.execution.micro_batch_size
         with tempfile.TemporaryFile() as file:
             with models.trainable.holding(start):
                 stale, idle = self._own_stale(samples.stale(requires), plan, models)
                 means_file = file if requires.old_means else None
                 proximal = samples.recompute(stale, models, size=size, file=means_file, idle=idle)
-            # The weight of a whole sample needs all its rows, and other ranks may train some of them.
-            everything = section.level == "sequence" and ranks.shares > 1
-            log_probs = ranks.gather_parts(proximal.log_probs) if everything else proximal.log_probs
-            samples.correct(replace(proximal, log_probs=log_probs), section)
+            samples.correct(proximal, section)
             yield
 
     def _own_stale(self, stale: Units, plan: Sequence[Units], models: Models) -> tuple[Units, list[Units]]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from flowmill.configs.critic import CriticSection
-from flowmill.configs.errors import ConfigError
 from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import OptimizeSection, RunConfig
@@ -52,8 +51,8 @@ class OptimizerClass(MomentOptimizer, Protocol):
 
     moment_bytes: ClassVar[float]
     """Bytes per value of one moment."""
-    fuses: ClassVar[bool]
-    """``execution.fused_adamw`` has an effect."""
+    step_bytes: ClassVar[int]
+    """Bytes per value that a step needs besides moments and gradients."""
 
 
 def adamw_settings(section: OptimizeSection) -> dict[str, Any]:
@@ -78,14 +77,14 @@ def make_optimizer(
     Args:
         parameters: float32.
         section: the settings.
-        execution: placement and kernel of a step; None: the defaults.
+        execution: placement of a step; None: the defaults.
         device: the device of the models; None: that of the parameters.
     """
     execution = execution or ExecutionSection()
     kind = resolve(OPTIMIZERS, section.optimizer, label="optimize.optimizer")
 
     def make(some: Sequence[nn.Parameter]) -> MomentOptimizer:
-        optimizer: MomentOptimizer = kind(some, section, fused=execution.fused_adamw)
+        optimizer: MomentOptimizer = kind(some, section)
         return optimizer
 
     if device is None or device.type == "cpu" or execution.offload in (False, True):
@@ -102,8 +101,5 @@ def critic_settings(section: OptimizeSection, critic: CriticSection) -> Optimize
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """Check that the optimizer exists and supports the settings."""
-    name = config.optimize.optimizer
-    kind: type[OptimizerClass] = resolve(OPTIMIZERS, name, label="optimize.optimizer")
-    if config.execution.fused_adamw and not kind.fuses:
-        raise ConfigError(f"execution.fused_adamw has no effect on optimize.optimizer '{name}'. Remove it.")
+    """Check that the optimizer exists and its libraries are installed."""
+    resolve(OPTIMIZERS, config.optimize.optimizer, label="optimize.optimizer")

@@ -30,10 +30,11 @@ def tables() -> list[Table]:
     return [value for module in modules for value in vars(module).values() if isinstance(value, Table)]
 
 
-def removed_settings(schema: type[BaseModel], *path: str | int) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the places of settings that no longer exist, and what replaces each."""
+def removed_settings(schema: type[BaseModel], *path: str | int) -> Iterator[tuple[tuple[str | int, ...], str, object]]:
+    """Yield the places of settings that no longer exist, what replaces each, and its default."""
     if issubclass(schema, Section):
-        yield from (((*path, name), instead) for name, instead in schema.removed.items())
+        assert schema.former.keys() <= schema.removed.keys()
+        yield from (((*path, name), instead, schema.former.get(name)) for name, instead in schema.removed.items())
     for name, field in schema.model_fields.items():
         inner, is_list = section_of(field.annotation)
         if inner is not None:
@@ -62,8 +63,8 @@ def data_of(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: ".".join(map(str, row[0])))
-def test_a_setting_that_no_longer_exists_is_refused_with_its_replacement(row: tuple[Any, str]) -> None:
-    path, instead = row
+def test_a_setting_that_no_longer_exists_is_refused_with_its_replacement(row: tuple[Any, str, object]) -> None:
+    path, instead, _ = row
     name = ".".join(map(str, path))
     with pytest.raises(ConfigError) as refused:
         checked(data_of(path, "value"), RunConfig, lambda mistake: "here")
@@ -71,11 +72,11 @@ def test_a_setting_that_no_longer_exists_is_refused_with_its_replacement(row: tu
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: ".".join(map(str, row[0])))
-@pytest.mark.parametrize("value", [None, False])
-def test_stored_configs_may_name_it_without_a_value(row: tuple[Any, str], value: object) -> None:
-    with pytest.raises(ConfigError) as refused:
-        checked(data_of(row[0], value), RunConfig, lambda mistake: "here")
-    assert row[0][-1] not in str(refused.value)
+def test_stored_configs_may_name_it_without_a_value_or_at_its_default(row: tuple[Any, str, object]) -> None:
+    for value in (None, False, row[2]):
+        with pytest.raises(ConfigError) as refused:
+            checked(data_of(row[0], value), RunConfig, lambda mistake: "here")
+        assert row[0][-1] not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", REMOVED)

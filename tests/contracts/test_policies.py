@@ -290,7 +290,7 @@ def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
         chosen = DiffusionSettings(guidance_scale=guidance_scale, **size)
         cls = resolve(POLICIES, family, label="policy")
-        if {"compile", "device_map", "empty"} & set(settings):
+        if {"compile", "empty"} & set(settings):
             return cls.load(folder, chosen, parts, options)
         name = repr((folder, chosen, sorted(part.name for part in parts), sorted(options.items())))
         if name not in loaded:
@@ -760,25 +760,6 @@ def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, loa
     assert any(not torch.allclose(a, b, rtol=1e-4) for a, b in zip(conditional[1], both[1], strict=True))
 
 
-def test_a_known_prediction_without_the_prompt_is_not_computed_again(family: str, load: Load) -> None:
-    policy = load(4.5)
-    cond, latents, sigma = conditioning(policy, True), noise(policy), torch.full((4,), 0.5)
-    with torch.no_grad():
-        expected, unconditional = policy.guided_velocity(latents, sigma, cond)
-    assert (unconditional is None) == (family in ONCE)
-    rows: list[int] = []
-    for module in policy.denoisers.values():
-        module.register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
-    known = dataclasses.replace(cond, unconditional=unconditional)
-    for wanted in (True, False):
-        rows.clear()
-        with torch.set_grad_enabled(wanted):
-            found = policy.velocity(latents, sigma, known)
-        # Rows with images of their own sizes are computed one by one.
-        assert sum(rows) == 4
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-5, atol=1e-5)
-
-
 @BASE_CLASSES
 def test_rows_with_mixed_steps_equal_their_own(load: Load) -> None:
     policy = load(4.5)
@@ -1165,21 +1146,6 @@ def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
         torch.testing.assert_close(policy.velocity(latents, sigma, cond), expected, rtol=1e-4, atol=1e-5)
         # Rows with images of their own sizes are computed one by one, as many on every rank.
         assert calls == list(policy.denoisers) * (4 if row_by_row(policy) else 1)
-
-
-@BASE_CLASSES
-def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
-    modular = issubclass(resolve(POLICIES, family, label="policy"), ModularPolicy)
-    assert modular == spec_of(family).modular
-    if modular:
-        with pytest.raises(ConfigError, match="places no parts of modular pipelines"):
-            load(device_map="cpu")
-        return
-    policy = load(device_map="cpu")
-    assert policy.pipeline.hf_device_map == "cpu"
-    # Where a row is computed alone, its products round by where weights lie in memory.
-    atol = 1e-6 if row_by_row(policy) else 0.0
-    torch.testing.assert_close(ode(policy, 2, False), ode(load(), 2, False), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("family", family_params(PIPELINES, ("flux3",)))

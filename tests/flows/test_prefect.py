@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -244,40 +243,19 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
         wait_until(lambda: client.read_deployment_by_name("continue/continue").paused, 60)
 
 
-def test_what_a_run_shows_and_what_it_tells_of_assets(
+def test_what_a_run_shows(
     prefect_server: str, make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
 ) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     config = tmp_path / "shown.yaml"
-    config.write_text(make_config("tracking.assets=true", "run.name=shown").to_yaml())
-    for expected in (2, 0):
-        done = flowmill("run", str(config))
-        assert done.returncode == 0, done.stderr
-        filtered = {"filter": {"event": {"name": ["prefect.asset.materialization.succeeded"]}}, "limit": 50}
-        with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
-            shown = {each.key: each for each in client.read_latest_artifacts() if (each.key or "").startswith("shown-")}
-
-            def events() -> list[dict[str, Any]]:
-                return client.request("POST", "/events/filter", json=filtered).json()["events"]  # noqa: B023
-
-            wait_until(lambda: len(of(events(), "shown/policies")) >= 3, 60)
-            reported = events()
-        if expected:
-            assert set(shown) == {"shown-mlflow", "shown-report"}
-    # Each epoch materializes the assets again; what is found committed is no news.
-    assert len(of(reported, "shown/trajectories")) == 2
-    assert len(of(reported, "shown/policies")) == 3
-    run = open_run(str(make_config().store.root), "shown", reads=True)
-    newest = of(reported, "shown/trajectories")[0]
-    assert newest["payload"]["artifact"] == run.chain.require(2, "rollout").artifact
-    upstream = {each["prefect.resource.id"] for each in newest["related"] if each["prefect.resource.role"] == "asset"}
-    assert upstream == {"flowmill://shown/policies", "flowmill://shown/prompts"}
-
-
-def of(events: list[dict[str, Any]], asset: str) -> list[dict[str, Any]]:
-    return [each for each in events if each["resource"]["prefect.resource.id"] == f"flowmill://{asset}"]
+    config.write_text(make_config("run.name=shown").to_yaml())
+    done = flowmill("run", str(config))
+    assert done.returncode == 0, done.stderr
+    with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
+        shown = {each.key for each in client.read_latest_artifacts() if (each.key or "").startswith("shown-")}
+    assert shown == {"shown-mlflow", "shown-report"}
 
 
 @contextlib.contextmanager

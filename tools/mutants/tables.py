@@ -9,7 +9,7 @@ _OF_TRAINING = (
     "tests/tasks/training/test_training_stage.py",
     "tests/tasks/stages/test_stages.py::test_the_behavior_policy_follows_slowly_and_rolls_out",
     "tests/tasks/stages/test_stages.py::test_training_resumes_from_the_checkpoint_within_the_epoch[ema]",
-    "tests/tasks/stages/test_stages.py::test_replay_with_and_without_proximal_log_probs[step]",
+    "tests/tasks/stages/test_stages.py::test_replayed_rows_have_log_probs_of_the_policy_before_the_epoch",
 )
 #: File -> test files, or some tests of one that takes minutes; those that fail soonest first.
 TESTS: dict[str, tuple[str, ...]] = {

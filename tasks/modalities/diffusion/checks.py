@@ -32,7 +32,7 @@ def check_diffusion(config: RunConfig, requires: Requirements) -> None:
     draws = draw_plans(config, plan)
     check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
     check_advantage(config)
-    check_replay(config, requires, kernel)
+    check_replay(config, requires)
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is not None and folder.is_dir():
         check_marks(folder, (prompt.text for prompts in source_prompts(config).values() for prompt in prompts))
@@ -71,8 +71,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     evaluations = RunPlan(config).evaluations
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
-    predicted = 4 * trained if rollout.unconditional else 0
-    per_epoch = None if values is None else samples * (states * width + predicted) * values
+    per_epoch = None if values is None else samples * states * width * values
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,

@@ -13,10 +13,10 @@ import torch
 
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.sampling import Sampler, ode_plan, sample
+from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE
 from flowmill.models.policies.diffusion import DiffusionPolicy, Images
 from flowmill.models.policies.nan_checks import finite
-from flowmill.tasks.inputs.components import make_solver
 from flowmill.tasks.inputs.prompts import uses_guidance
 from flowmill.tasks.modalities.diffusion.evaluation_sampling import no_noise
 from flowmill.tasks.modalities.diffusion.final_samples import Finals
@@ -49,7 +49,7 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int], images:
         conditioning,
         policy.initial_latents([generator(seeds[row]) for row in padding]),
         policy.sigmas(config.rollout.steps),
-        sampler=Sampler(kernel=ODE(), solver=make_solver(config.evaluate.solver, "render.solver")),
+        sampler=Sampler(kernel=ODE(), solver=Euler()),
         plans=[ode_plan()] * size,
         noise=no_noise,
     )

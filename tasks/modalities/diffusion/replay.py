@@ -37,15 +37,14 @@ def recompute(
         idle: micro-batches to compute and discard, if ranks run in lockstep.
     """
     log_probs: dict[Key, float] = {}
-    dims = 1
     for units in idle:
         models.velocity(batches(units))
     for units in micro_batches(stale, micro_batch_size):
         batch = expect(batches(units), TransitionBatch)
         step, values = replay(models.kernel, batch.latents, models.velocity(batch), batch.next_latents, batch.grid)
-        keys, dims = batch.keys[: len(units.rows)], batch.latents[0].numel()
+        keys = batch.keys[: len(units.rows)]
         log_probs.update(zip(keys, values[: len(keys)].tolist(), strict=True))
         if means is not None:
             for key, mean in zip(keys, step.mean[: len(keys)].cpu().numpy(), strict=True):
                 means.add(key, mean)
-    return Proximal(log_probs=log_probs, means=means, dims=dims)
+    return Proximal(log_probs=log_probs, means=means)

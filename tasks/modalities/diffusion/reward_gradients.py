@@ -94,5 +94,4 @@ def by_frames(reward: Differentiable, section: RewardSection, media: Tensor, bat
     chosen = media[:, :1] if section.frames == "first" else media[:, :: int(section.frames)]
     count = chosen.shape[1]
     frames = replace(batch.take([row for row in range(len(batch)) for _ in range(count)]), groups=())
-    values = followed(reward, section.slot, chosen.flatten(0, 1), frames).reshape(-1, count)
-    return values.mean(1) if section.over_frames == "mean" else values.amin(1)
+    return followed(reward, section.slot, chosen.flatten(0, 1), frames).reshape(-1, count).mean(1)

@@ -128,16 +128,13 @@ def _engine(config: RunConfig) -> Iterator[Refusal]:
 
 def _critic(facts: Trained) -> Iterator[Refusal]:
     """Yield settings of the critic that do not go together, and advantages other than the algorithm's own."""
-    config, critic, ranks = facts.config, facts.config.critic, facts.config.execution.ranks
+    config, critic = facts.config, facts.config.critic
     head = "with critic.backbone 'policy' the critic is a head on the policy's hidden states"
     if critic.backbone == "policy" and critic.log_probs:
         remedy = "Set critic.backbone to 'own', or remove critic.log_probs"
         yield Refusal("critic.log_probs", f"{head}, and reads no tokens", remedy, "critic.log_probs is true, but")
-    for setting, _ in set_settings(config, "critic.path critic.device") if critic.backbone == "policy" else ():
-        yield Refusal(setting, f"{head}, where those are", "Set critic.backbone to 'own', or remove it")
-    if critic.device is not None and ranks > 1:
-        why = f"execution has {ranks} processes, each with its own device"
-        yield Refusal("critic.device", why, "Remove it, or set execution.processes to 1")
+    if critic.backbone == "policy" and critic.path is not None:
+        yield Refusal("critic.path", f"{head}, where those are", "Set critic.backbone to 'own', or remove it")
     for name, value in facts.requires.normalization:
         if (own := getattr(config.advantage, name)) != value:
             yield Refusal(
@@ -164,7 +161,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
         _check_critic(config, config.critic.path)
     check_advantage(config)
     refuse(config, chain(compared_rows(facts), _steps(config)))
-    check_replay(config, requires, None)
+    check_replay(config, requires)
 
 
 def _check_base(config: RunConfig) -> None:

@@ -83,23 +83,21 @@ def language_memory(
     traces = LanguageModelMemory(architecture, settings, spec, together, own, family)
     prompt, notes = _prompt_tokens(config, context_length(architecture))
     forward = _forward(config, prompt, width := _width(config, prompt, architecture))
-    work, critic_notes = _work(config, traces, critic, prompt=prompt, forward=forward, reference=reference)
+    work = _work(config, traces, critic, prompt=prompt, forward=forward, reference=reference)
     compared = reference or make_estimator(config).needs_reference
     drawing, drawing_notes = _drawing(config)
     roles = [actor] if critic is None else [actor, critic.role]
     largest = 0 if execution.holders > 1 else max(role.parameters for role in roles)
-    here = None if critic is None or config.critic.device is not None else critic.role
     details: dict[str, Any] = {
         "actor": asdict(actor),
-        "critic": None if here is None else asdict(here),
+        "critic": None if critic is None else asdict(critic.role),
         "critic_kind": "" if critic is None else _critic_kind(config),
         "reference": _frozen_bytes(module, BYTES[model.dtype]) // execution.holders if compared and spec is None else 0,
         "reference_kind": "" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         "drawing": None if drawing is None else asdict(drawing),
-        "keeps_drawing": execution.keep_renderer,
         "seeing": _seeing(config, architecture, trained=not untrained),
         **work,
-        "notes": (*notes, *drawing_notes, *critic_notes),
+        "notes": (*notes, *drawing_notes),
     }
     needed = {**work, "render": drawing}
     names = tuple(name for name in _PHASES if needed.get(_WORK.get(name, name), 0) is not None)
@@ -108,7 +106,7 @@ def language_memory(
         trained=actor.trained,
         tokens=width,
         names=names,
-        lines=_lines(details, names, actor, here),
+        lines=_lines(details, names, actor, None if critic is None else critic.role),
         between=actor.whole + details["reference"],
         host=host_memory(roles, read=largest * BYTES[model.dtype]),
         details=details,
@@ -125,7 +123,7 @@ class _Critic:
     measured: LanguageModelMemory
     """Measures it."""
     alone: bool
-    """It has its own model or device; else its activations are measured together with the policy's."""
+    """It has its own model; else its activations are measured together with the policy's."""
 
 
 def _critic(config: RunConfig, architecture: Any, sizes: Sizes, untrained: Sequence[str]) -> _Critic:
@@ -140,7 +138,7 @@ def _critic(config: RunConfig, architecture: Any, sizes: Sizes, untrained: Seque
     return _Critic(
         sizes.role(values, lists, dtype=dtype, copies=0, head=values.head, untrained=untrained),
         LanguageModelMemory(architecture, settings, sizes.spec, settings, own),
-        section.path is not None or section.device is not None,
+        section.path is not None,
     )
 
 
@@ -171,10 +169,7 @@ def _drawing(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
     memory = make_kind(drawer).drawing_memory(drawer)
     if memory is None:
         return None, (f"memory: render.model '{model.path or model.policy}' is not counted, because it is unknown.",)
-    if config.execution.render_device is None:
-        return memory, ()
-    together = (memory.weights + memory.work) / 1e9
-    return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)
+    return memory, ()
 
 
 class _Forward(NamedTuple):
@@ -209,9 +204,8 @@ def _work(
     prompt: int,
     forward: _Forward,
     reference: bool,
-) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """Return the cache, and the logits and activations of each phase; no values: None. With notes on a critic that has
-    a device of its own."""
+) -> dict[str, int | None]:
+    """Return the cache, and the logits and activations of each phase; no values: None."""
     execution, estimator, section, trace = config.execution, make_estimator(config), tokens_of(config), traces.trace
     rows, width, mask = forward
     sampled = execution.rollout_batch_size
@@ -220,17 +214,10 @@ def _work(
     if estimator.needs_values or compared:
         valuing = trace(work_of.value, rows, width, compared).peak
     training = trace(work_of.train, rows, width, reference and not compared, gradient=True).peak
-    notes: tuple[str, ...] = ()
     if critic is not None and critic.alone:
         value = critic.measured.trace(work_of.value, rows, width, False).peak
         trained = critic.measured.trace(work_of.train_critic, rows, width, gradient=True).peak
-        if config.critic.device is None:
-            valuing, training = max(valuing or 0, value), training + trained
-        else:
-            role = critic.role
-            most = max(role.whole + value, role.spread + role.state + max(trained, role.step)) / 1e9
-            kind, device = _critic_kind(config), config.critic.device
-            notes = (f"memory: the critic, {kind}, takes {most:.1f} GB of '{device}'.",)
+        valuing, training = max(valuing or 0, value), training + trained
     drawn = None
     if traces.family.models.draws:
         tokens = int(traces.config.vision_config.num_image_tokens)
@@ -242,7 +229,7 @@ def _work(
         "rescore": trace(work_of.score, min(sampled, rows), width).peak + mask if section.rescore else 0,
         "value": None if valuing is None else valuing + mask,
         "optimize_activations": training + mask,
-    }, notes
+    }
 
 
 def _lines(
@@ -260,8 +247,7 @@ def _lines(
     work = {name: details[key] for name, key in _WORK.items() if name in names}
     work["optimize"] = max(details["optimize_activations"], *(role.step for role in roles))
     if drawing is not None:
-        during = names if details["keeps_drawing"] else ("render",)
-        lines["image model of render"] = dict.fromkeys(during, drawing["weights"])
+        lines["image model of render"] = {"render": drawing["weights"]}
         work["render"] = drawing["work"]
     lines["gradients, moments, averages"] = {"optimize": sum(role.state for role in roles)}
     lines["KV cache"] = {"rollout": details["cache"]}

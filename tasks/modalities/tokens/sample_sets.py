@@ -115,17 +115,13 @@ class TextSet(Correctable):
             for number, (sample, _) in enumerate(batch.keys[: batch.count]):
                 self._recomputed[sample] = log_probs[number][mask[number]]
         means = {(sample, 0): float(values.mean()) for sample, values in self._recomputed.items()}
-        return Proximal(log_probs=means, means=None, dims=1)
+        return Proximal(log_probs=means, means=None)
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
-        """Set the importance weights of texts of older policies: geometric mean or product of their tokens' ratios."""
+        """Set the importance weights of texts of older policies: the geometric mean of their tokens' ratios."""
         behavior = self.reader.log_probs
-        whole = section.weight == "density"
-        gaps = {
-            (sample, position): (value - float(behavior[sample].mean())) * (len(behavior[sample]) if whole else 1)
-            for (sample, position), value in proximal.log_probs.items()
-        }
-        self._importance = importance_weights(gaps, 1, section)
+        gaps = {key: value - float(behavior[key[0]].mean()) for key, value in proximal.log_probs.items()}
+        self._importance = importance_weights(gaps, section)
 
     def _batch(self, units: Units, size: int) -> TokenBatch:
         return expect(self.batch(units, padded(len(units.rows), size)), TokenBatch)

@@ -15,7 +15,6 @@ from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.advantages.groups import (
     Normalizer,
-    damp_below,
     diversity_weighted,
     gdpo_advantages,
     group_advantages,
@@ -206,12 +205,6 @@ def test_gdpo_gives_small_rewards_their_say() -> None:
     assert constant.tolist() == [0.0] * 4
 
 
-def test_samples_below_a_threshold_are_damped() -> None:
-    advantages, rewards = torch.tensor([-1.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.9])
-    assert damp_below(advantages, rewards, threshold=0.5, factor=0.0).tolist() == [0.0, 0.0, 2.0]
-    assert damp_below(advantages, rewards, threshold=0.15, factor=0.5).tolist() == [-0.5, 1.0, 2.0]
-
-
 def random_rewards(seed: int = 0) -> tuple[list[Tensor], Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     rewards = [torch.rand(12, generator=generator, dtype=torch.float64) * scale for scale in (1.0, 20.0)]
@@ -324,7 +317,7 @@ def test_settings_that_contradict_each_other_are_refused(section: str, expected:
         "{aggregation: gdpo, floor: max, epsilon: 1e-6, unbiased: true, kl_coef: 0.1}",
         "{std: running, buffer: 8, min_count: 8, unbiased: true, floor: max, kl_coef: 0.1}",
         "{soft_clip: 3, best_of: 4}",
-        "{threshold: 0.5, below: 0.5, best_of: 4, group_mean_min: 0.1, group_mean_max: 0.9}",
+        "{best_of: 4, group_mean_min: 0.1, group_mean_max: 0.9}",
     ],
 )
 def test_settings_that_act_are_taken(section: str) -> None:

@@ -115,7 +115,7 @@ POINTS = {
 }
 #: Points of models and processes: whatever they name is made when the run begins.
 _OF_THE_RUN = {
-    *("model.policy", "model.build", "render.model.policy", "render.model.build", "render.solver", "rollout.engine"),
+    *("model.policy", "model.build", "render.model.policy", "render.model.build", "rollout.engine"),
     *("optimize.optimizer", "execution.launcher", "execution.runner"),
 }
 

@@ -97,13 +97,9 @@ CASES = {
         rollout.solver=dpm2
         rollout.group_size=1
         rewards.0.weight=0
-        rollout.unconditional=true
-        rollout.unconditional=true; model.guidance_scale=4.5; optimize={guidance_gradient: conditional, algorithm: nft}
-        rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; optimize.replay={}
-        rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; execution.ahead=1
         optimize.algorithm={name: dgpo, options: {guided: false}}
         optimize.inner_epochs=2; optimize.algorithm={name: reward_gradient, options: {target: linear}}
-        optimize.replay={proximal: false}; optimize.algorithm={name: reward_gradient, options: {target: linear}}
+        optimize.replay={}; optimize.algorithm={name: reward_gradient, options: {target: linear}}
         advantage.aggregation=gdpo
         advantage.std=running; advantage.buffer=8
         advantage.mean=leave_one_out
@@ -115,7 +111,6 @@ CASES = {
         advantage.group_mean_min=2; advantage.group_mean_max=1
         optimize.replay={steps: 50}; optimize.algorithm={name: dpo}
         optimize.replay={steps: 50}
-        rollout.sampler={name: cps, options: {log_prob: squared}}; optimize.replay={weight: density}
     """,
     "tiny_flux1": """
         optimize.algorithm={name: nft, options: {times: {kind: timesteps}}}; rollout.plan={name: final}
@@ -123,7 +118,6 @@ CASES = {
     """,
     "tiny_ltx2": """
         rollout.sampler.name=ode
-        rollout.unconditional=true
     """,
     "tiny_sd15": """
         optimize.algorithm={name: awm}
@@ -154,8 +148,7 @@ CASES = {
     "addition_ppo": """
         advantage.estimator=rloo
         critic.backbone=policy
-        critic={backbone: policy, log_probs: false, device: cpu}
-        critic.device=cpu; execution.processes=2
+        critic={backbone: policy, log_probs: false, path: elsewhere}
     """,
 }
 #: Of given samples: what only an algorithm of one's own needs, and a family that other checks refuse before.

@@ -121,15 +121,6 @@ def test_rows_of_an_older_policy_are_corrected(make_config: Make) -> None:
         assert "clip_age1" in first[epoch]
 
 
-def test_uncorrected_rows_keep_the_ratio_to_the_policy_that_made_them(make_config: Make) -> None:
-    plain = "optimize.replay={epochs: 0, proximal: false}"
-    context = prepare(make_config("execution.ahead=1", plain, "optimize.learning_rate=1e-2"))
-    for epoch in (1, 2):
-        run_epoch(context, epoch)
-    first = context.store.require(context.policy_ref(2)).summary["updates"][0]
-    assert abs(first["ratio_mean"] - 1) > 1e-6
-
-
 @pytest.mark.parametrize("algorithm", ["nft", "awm", "crd"])
 def test_algorithms_on_final_latents_train_on_rows_of_an_older_policy(make_config: Make, algorithm: str) -> None:
     options = ["rollout.plan={name: final}", "rollout.sampler={name: ode}", "execution.ahead=1"]

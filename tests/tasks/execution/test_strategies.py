@@ -38,7 +38,7 @@ STRATEGIES = {
     "two groups, offload, spread": ("processes=4", "strategy=fsdp", "fsdp_size=2", "offload=true", "sampling=spread"),
     "two groups, ulysses": ("processes=4", "strategy=fsdp", "fsdp_size=2", "context_parallel=2"),
     "ulysses": ("context_parallel=2",),
-    "fsdp, ulysses, fused": ("strategy=fsdp", "context_parallel=2", "fused_adamw=true"),
+    "fsdp, ulysses": ("strategy=fsdp", "context_parallel=2"),
 }
 #: A strategy for each family, and every one of them; the others are left to a campaign.
 CHOSEN = {
@@ -47,7 +47,7 @@ CHOSEN = {
     ("one machine", "flux2", "fsdp, offload"),
     ("one machine", "qwen_image", "fsdp, spread"),
     ("one machine", "wan21", "ulysses"),
-    ("one machine", "wan22", "fsdp, ulysses, fused"),
+    ("one machine", "wan22", "fsdp, ulysses"),
     ("one machine", "sd15", "fsdp"),
     ("one machine", "z_image", "fsdp"),
     ("two agents", "wan22", "fsdp"),
@@ -57,7 +57,7 @@ CASES = [
     *(("one machine", family, name) for name in STRATEGIES for family in FAMILIES if "groups" not in name),
     *(("four ranks", family, name) for name in STRATEGIES for family in FAMILIES if "groups" in name),
     *(("one machine", family, "fsdp") for family in ("sd15", "z_image")),
-    *(("one machine", "wan22_ti2v", name) for name in ("ulysses", "fsdp, ulysses, fused")),
+    *(("one machine", "wan22_ti2v", name) for name in ("ulysses", "fsdp, ulysses")),
     *(("two agents", family, "fsdp") for family in FAMILIES),
 ]
 #: Three updates, with a reference, where splitting over ranks changes the order of sums only.
@@ -123,7 +123,7 @@ def updates(context: RunContext) -> list[dict[str, float]]:
     "one machine-z_image-fsdp",
     "one machine-sd15-fsdp",
     "two agents-wan22-fsdp",
-    "one machine-wan22-fsdp, ulysses, fused",
+    "one machine-wan22-fsdp, ulysses",
     "one machine-qwen_image-fsdp, spread",
     "one machine-flux2-fsdp, offload",
 )
@@ -177,10 +177,10 @@ def test_two_ranks_train_as_one_process(
 @pytest.mark.parametrize(
     "algorithm",
     [
-        "optimize.replay={epochs: 0, level: sequence}",
+        "optimize.replay={epochs: 0}",
         "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, from_means: true}}",
     ],
-    ids=["weights of sequences", "means"],
+    ids=["weights", "means"],
 )
 def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     crew: RankExecutor, single: RankExecutor, tmp_path: Path, strategy: str, algorithm: str
@@ -251,7 +251,7 @@ ASKING = {
     [
         (algorithm, family, strategy)
         for algorithm, family in (("refl", "sd3"), ("srpo", "flux1"), ("refl", "wan21"))
-        for strategy in ("ddp", "fsdp", "fsdp, ulysses, fused")
+        for strategy in ("ddp", "fsdp", "fsdp, ulysses")
         if "ulysses" not in strategy or family not in UNSPLIT
     ],
 )

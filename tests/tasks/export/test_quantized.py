@@ -150,8 +150,7 @@ REFUSED = [
     ((LORA, "model.quantize={}"), r"model.quantize names no quantizer. Set its name or text_encoders, or remove it."),
     ((LORA, "model.quantize.name=int5"), r"model.quantize.name.*'int8', 'float8', 'int4' or 'nf4'"),
     ((*INT8, "execution.strategy=fsdp", "execution.processes=2"), r"which cannot shard the packed weights"),
-    ((*INT8, "model.compile=true"), r"model.compile is set, but quantized layers .* neither compiled nor spread"),
-    ((*INT8, "model.device_map=balanced"), r"Remove model.device_map or model.quantize"),
+    ((*INT8, "model.compile=true"), r"model.compile is set, but quantized layers .* not compiled"),
     ((LORA, "model.quantize.name=nf4", "execution.device=cpu"), r"'nf4', which diffusers loads on CUDA and XPU only"),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
 
 READS = ("critic.log_probs=true",)
@@ -220,8 +219,6 @@ def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estim
         (("optimize.algorithm.options={value_clip: 0}",), "value_clip is 0"),
         (("critic.path=nowhere",), "critic.path 'nowhere' is no folder"),
         (("critic.log_probs=true", "critic.backbone=policy"), "critic.log_probs is true, but"),
-        (("critic.device=cpu", "critic.backbone=policy"), "critic.device is 'cpu', but with critic.backbone 'policy'"),
-        (("critic.device=cpu", "execution.processes=2"), "critic.device is 'cpu', but execution has 2 processes"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, overrides: tuple[str, ...], said: str) -> None:
@@ -261,11 +258,11 @@ def test_a_critic_begins_as_another_model_wherever_that_lies(tmp_path: Path) -> 
         for name, config in {
             "base": base,
             "one": one,
-            "two": config_of(tmp_path, f"critic.path={tmp_path / 'two'}", "critic.device=cpu", "run.name=two"),
+            "two": config_of(tmp_path, f"critic.path={tmp_path / 'two'}", "run.name=two"),
             "other": config_of(tmp_path, f"critic.path={tmp_path / 'other'}", "run.name=other"),
         }.items()
     }
-    assert found["one"] == found["two"], "the same model elsewhere, computed on another device"
+    assert found["one"] == found["two"], "the same model elsewhere"
     assert all(found[name][0] == found["base"][0] for name in found), "no critic has a part in rollouts"
     for number in (1, 2):
         assert not any(found["one"][number] == found[name][number] for name in ("base", "other"))
@@ -274,26 +271,6 @@ def test_a_critic_begins_as_another_model_wherever_that_lies(tmp_path: Path) -> 
 
 def options_of(config: RunConfig, stage: str) -> dict[str, Any]:
     return dict(make_stage(prepare(config), stage, 1).options())
-
-
-def test_a_critic_computes_on_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = prepare(config_of(tmp_path, "critic.device=cuda:1"))
-    host = execution_of(context).host
-    asked = []
-
-    def chosen(name: str, *, label: str) -> torch.device:
-        asked.append((name, label))
-        # A device whose tensors have no content takes tokens, and gives nothing back.
-        return torch.device("meta")
-
-    monkeypatch.setattr("flowmill.tasks.runtime.critic.chosen_device", chosen)
-    # There is none for it.
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    critic = host.critic.of(context.policy_ref(0))
-    assert asked == [("cuda:1", "critic.device")]
-    assert {parameter.device.type for parameter in critic.parameters()} == {"meta"}
-    with pytest.raises(RuntimeError, match="meta tensor"):
-        critic.values(torch.ones(2, 4, dtype=torch.int64))
 
 
 def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:

@@ -204,7 +204,6 @@ def test_the_model_that_draws_is_loaded_once_and_leaves_when_told(tiny_base: Pat
         (("render.model.policy=flux1_kontext",), "render: .*'flux1_kontext' starts from images, but prompts.image is"),
         (("render.model.policy=causal_lm",), "'causal_lm' cannot draw texts"),
         (("render.model.height=15",), "render: .*height"),
-        (("render.solver=nothing",), "render.solver 'nothing' does not exist"),
         (("render=null", "rewards=[{name: lexicon}]"), "has reads 'texts', .* no section 'render'"),
     ],
 )

@@ -352,11 +352,8 @@ def test_algorithms_with_advantages_of_their_own_train_from_ratios_of_1(
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.parametrize("weight", ["tempered", "density"])
-def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(
-    tmp_path: Path, algorithm: str, weight: str
-) -> None:
-    replay = f"optimize.replay={{epochs: 1, weight: {weight}, max_importance: 50}}"
+def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(tmp_path: Path, algorithm: str) -> None:
+    replay = "optimize.replay={epochs: 1, max_importance: 50}"
     config = config_of(tmp_path, replay, f"optimize.algorithm={algorithm}", "optimize.learning_rate=0.01")
     check_config(config)
     context = prepare(config)
@@ -381,7 +378,7 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(
     for row, (sample, _) in enumerate(batch.keys[:2]):
         own = now[row][batch.mask[row]].detach().numpy()
         gap = own - samples.reader.log_probs[sample]
-        expected = np.exp(min(gap.sum() if weight == "density" else gap.mean(), np.log(50)))
+        expected = np.exp(min(gap.mean(), np.log(50)))
         assert float(batch.importance[row]) == pytest.approx(expected, rel=1e-4)
         np.testing.assert_allclose(batch.old_log_probs[row][batch.mask[row]].numpy(), own, atol=1e-6)
         stored = batch.behavior_log_probs[row][batch.mask[row]].numpy()

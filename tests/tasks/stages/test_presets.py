@@ -120,7 +120,7 @@ def test_a_store_gives_back_what_prompts_start_from(finished: RunContext) -> Non
 
 def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
     store, found = ArtifactStore(str(tmp_path / "store")), []
-    for choice in ("frames: first", "frames: clip", "frames: 1", "over_frames: min"):
+    for choice in ("frames: first", "frames: clip", "frames: 1"):
         rewards = f"rewards=[{{name: jpeg_compressibility, {choice}}}]"
         config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
         context = RunContext(store, config, RunFolder(store, config.run.name))

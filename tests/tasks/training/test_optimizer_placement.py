@@ -112,9 +112,7 @@ def test_steps_of_some_parameters_at_a_time_are_those_of_all(
     kind = resolve(OPTIMIZERS, name, label="optimizer")
     together, apart = parameters(), parameters()
     plain: MomentOptimizer = make_optimizer(together, section(name))
-    placed = PlacedOptimizer(
-        apart, partial(kind, section=section(name), fused=False), torch.device("cpu"), resting=True
-    )
+    placed = PlacedOptimizer(apart, partial(kind, section=section(name)), torch.device("cpu"), resting=True)
     for parameter in apart:
         placed.begin(parameter)
     for optimizer, trained in ((plain, together), (placed, apart)):

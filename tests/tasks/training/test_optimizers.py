@@ -84,7 +84,7 @@ def test_eight_bits_go_where_float32_goes() -> None:
 def test_numbers_that_share_a_scale_are_of_one_row(shape: tuple[int, ...], numbers: int | None) -> None:
     assert block_size(torch.Size(shape)) == numbers
     parameter = nn.Parameter(torch.zeros(shape))
-    made = AdamW8bit([parameter], section("adamw8bit"), fused=False)
+    made = AdamW8bit([parameter], section("adamw8bit"))
     made.begin(parameter)
     kept: dict[str, Tensor] = made.moments(parameter)
     assert ("exp_avg.codes" in kept) == (numbers is not None)
@@ -95,8 +95,6 @@ def test_numbers_that_share_a_scale_are_of_one_row(shape: tuple[int, ...], numbe
 def test_check_refuses_what_an_optimizer_does_not_heed(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"fused_adamw has no effect on optimize.optimizer 'adamw8bit'"):
-        check_config(make_config("optimize.optimizer=adamw8bit", "execution.fused_adamw=true"))
     with pytest.raises(
         ConfigError, match=r"optimize.optimizer 'adam8' does not exist. Did you mean 'adamw' or 'adamw8bit'"
     ):

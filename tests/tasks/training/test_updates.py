@@ -33,7 +33,7 @@ RATIOS = torch.tensor([1.5, 0.5, 1.0, 1.1, 0.9, 2.0, 1.0])
 class _Rated:
     """The interface that training needs of an optimizer in addition to torch's methods."""
 
-    moment_bytes, fuses = 4.0, False
+    moment_bytes, step_bytes = 4.0, 4
     param_groups: list[dict[str, Any]]
 
     def set_learning_rate(self, rate: float) -> None:
