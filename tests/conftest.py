@@ -17,6 +17,7 @@ os.environ.pop("PREFECT_API_URL", None)
 prepare_environment()
 
 import gc  # noqa: E402
+import hashlib  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -43,6 +44,7 @@ from tests.support.small import small_data, write_small  # noqa: E402
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 _PASSED = pytest.StashKey[bool]()
+_LONGEST_ID = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +61,14 @@ def pytest_configure(config: pytest.Config) -> None:
             config.add_cleanup(partial(shutil.rmtree, os.environ[name], ignore_errors=True))
         # Carried out last to first.
         config.add_cleanup(shared.close)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long parameter by its begin and a digest: names go to every process, with every report."""
+    if not isinstance(val, str | bytes) or len(val) <= _LONGEST_ID:
+        return None
+    data = val.encode(errors="surrogatepass") if isinstance(val, str) else val
+    return f"{ascii(val[:_LONGEST_ID])[1:-1]}...{hashlib.blake2b(data, digest_size=4).hexdigest()}"
 
 
 @pytest.hookimpl(tryfirst=True)

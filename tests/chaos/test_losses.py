@@ -9,9 +9,8 @@ import pytest
 
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 from tools.chaos.losses import files_of, unseen
 
 
@@ -20,7 +19,7 @@ def finish(context: RunContext, epochs: int) -> None:
     for epoch in range(1, epochs + 1):
         run_epoch(context, epoch)
     evaluate(context, epochs)
-    StageRun(make_stage(context, "export", epochs)).execute()
+    run_stage(context, "export", epochs)
 
 
 def simple(make_config: ConfigFactory) -> RunContext:
@@ -35,7 +34,7 @@ def manifold(make_config: ConfigFactory) -> RunContext:
     context = prepare(make_config())
     finish(context, 2)
     finish(prepare(make_config("evaluate.images=2")), 2)
-    StageRun(make_stage(context, "score", 2, "jpeg_compressibility"), force=True).execute()
+    run_stage(context, "score", 2, "jpeg_compressibility", force=True)
     others = ("run.name=other", "rollout.store=parquet", "optimize.ema={decay: 0.9}", "run.epochs=1")
     finish(prepare(make_config(*others)), 1)
     for removal in plan_removals(context.store, Retention(keep_epochs=1)):

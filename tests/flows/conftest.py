@@ -12,8 +12,7 @@ from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import mark_finished
 from flowmill.tasks.runs.state import note_state
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 from tests.support.small import small_data, write_small
 
 
@@ -28,7 +27,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> t
     evaluate(context, 0)
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     note_state(context, "running")
     mark_finished(context, describe_result(context))
     return context, config

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel
 from flowmill.tasks.advantages.groups import shape_advantages
 from flowmill.tasks.algorithms.awm import AWM
@@ -30,6 +29,7 @@ from flowmill.tasks.algorithms.nft import NFT
 from flowmill.tasks.algorithms.objectives import awm_log_prob, squared_error
 from flowmill.tasks.algorithms.opd import OnPolicyDistillation
 from flowmill.tasks.algorithms.tempflow import TempFlow
+from tests.golden.algorithms2026.rows import common
 from tests.golden.given import Given, GivenStep
 from tests.golden.vectors import Vectors, load
 
@@ -61,18 +61,7 @@ class Case:
     def common(self, latents: Tensor, units: Tensor | None = None) -> dict[str, Any]:
         groups = torch.zeros(self.rows, dtype=torch.int64)
         clipped = shape_advantages(self["adv"], groups, clip=self.meta["adv_clip"]).to(self.dtype)
-        return {
-            "latents": latents,
-            "advantages": clipped,
-            "conditioning": Conditioning({}),
-            "weights": torch.ones(self.rows, dtype=self.dtype),
-            "units": torch.arange(self.rows) if units is None else units,
-            "importance": torch.ones(self.rows, dtype=self.dtype),
-            "count": self.rows,
-            "age": groups,
-            "step": groups,
-            "keys": tuple((row, 0) for row in range(self.rows)),
-        }
+        return {"latents": latents, **common(clipped, units)}
 
     def transitions(self, **changes: Any) -> TransitionBatch:
         # At sigma 1/2 the Flow-SDE's s is its noise level.

@@ -41,8 +41,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage import Shard
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import execution_of, make_stage
+from tests.support.inside import execution_of, make_stage, run_stage, stage_run
 
 Options = Mapping[str, Any]
 
@@ -237,7 +236,7 @@ class Bench:
         if self._current.get(name) != case.advantage:
             # What counts of the run is what its config asks for, and that is another one now.
             context.chain = Chain(context)
-            stage = StageRun(make_stage(context, "advantage", 1))
+            stage = stage_run(context, "advantage", 1)
             stage.execute()
             values = read_rows(context.store, stage.ref).column("advantage").to_numpy()
             self._live[name, case.advantage] = bool((values != 0).any())
@@ -259,17 +258,17 @@ class Bench:
         context = begin_run(config.model_copy(update={"run": run}))
         execution_of(context).host._trainable = self._held
         for name in ("base", "encode", "preprocess", "policy"):
-            StageRun(make_stage(context, name, 0)).execute()
+            run_stage(context, name, 0)
         if self._held is None:
             self._held = execution_of(context).host.trainable(context.policy_ref(0))
             self._before = {name: value.clone() for name, value in self._held.state().items()}
             execution_of(context).host.give_teacher(self._held, self._teacher)
         execution_of(context).host.trainable(context.policy_ref(0))
-        StageRun(make_stage(context, "rollout", 1)).execute()
+        run_stage(context, "rollout", 1)
         for section in config.rewards:
-            StageRun(make_stage(context, "score", 1, section.slot)).execute()
+            run_stage(context, "score", 1, section.slot)
         for node in RunPlan(config).gradients(1):
-            StageRun(make_stage(context, node.stage, 1, node.slot)).execute()
+            run_stage(context, node.stage, 1, node.slot)
         return context
 
 

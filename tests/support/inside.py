@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from flowmill.configs.schema import RunConfig
+from flowmill.storage.artifacts.records import Manifest
 from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
@@ -29,11 +31,21 @@ def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> St
     return execution_of(context).stage(name, epoch, slot)
 
 
+def stage_run(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> StageRun:
+    """Return what carries out a stage in this process."""
+    return StageRun(make_stage(context, name, epoch, slot), **options)
+
+
+def run_stage(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> Manifest | None:
+    """Carry out a stage in this process."""
+    return stage_run(context, name, epoch, slot, **options).execute()
+
+
 def prepare(config: RunConfig) -> RunContext:
     """Begin a run and make everything that comes before the first epoch."""
     context = begin_run(config)
     for node in RunPlan(config).setup():
-        StageRun(make_stage(context, node.stage, 0, node.slot)).execute()
+        run_stage(context, node.stage, 0, node.slot)
     return context
 
 
@@ -41,14 +53,14 @@ def run_epoch(context: RunContext, epoch: int) -> float:
     """Run the stages of one epoch; return the CPU seconds they took."""
     before = cpu()
     for node in (*context.plan.scored(epoch), *context.plan.training(epoch)):
-        StageRun(make_stage(context, node.stage, epoch, node.slot)).execute()
+        run_stage(context, node.stage, epoch, node.slot)
     return cpu() - before
 
 
 def evaluate(context: RunContext, epoch: int, name: str = "") -> None:
     """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
     for node in context.plan.evaluation(epoch, name):
-        StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
+        run_stage(context, node.stage, node.epoch, node.slot)
 
 
 def train(config: RunConfig) -> RunContext:

@@ -40,7 +40,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tasks/algorithms": (
         "tests/tasks/algorithms/test_options.py",
-        "tests/tasks/algorithms/test_signs.py",
+        "tests/tasks/algorithms/test_by_hand.py",
         "tests/tasks/algorithms/test_algorithms.py",
         "tests/golden",
     ),

@@ -16,8 +16,7 @@ from flowmill.models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, run_stage
 
 
 @given(st.integers(2, 30), st.integers(0, 2**62), st.integers(1, 9))
@@ -200,7 +199,7 @@ def test_each_sample_trains_its_own_part_of_the_steps(make_config: Callable[...,
 
 def test_subsets_that_store_different_numbers_of_latents_share_a_batch(make_config: Callable[..., RunConfig]) -> None:
     context = prepare(make_config("rollout.steps=6", "rollout.plan={name: subset, options: {count: 2}}"))
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     by_prompt = stored_steps(context)
     drawn = {steps for group in by_prompt.values() for steps, _ in group.values()}
     # Neighbors store three latents, others four.

@@ -150,24 +150,25 @@ def _fields(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "body",
+    "fields",
     [
-        _fields(shape=[2**63] * 60_000),
-        _fields(shape=[2**63] * 1_300_000),
-        _fields(shape=[]),
-        _fields(prompts=[1] * 60_000),
-        _fields(metadata=[{"a": [[]] * 60_000}] * 100),
-        _fields(metadata=[{"a": [{}] * 60_000}] * 100),
-        _fields(images=[{"shape": [1, 1, 3], "data": b"."}]),
-        _fields(images=[{"shape": [1, 3, 1], "data": b"..."}]),
-        _fields(references=[[0]]),
-        _fields(references=[[], []]),
+        dict(shape=[2**63] * 60_000),
+        dict(shape=[2**63] * 1_300_000),
+        dict(shape=[]),
+        dict(prompts=[1] * 60_000),
+        dict(metadata=[{"a": [[]] * 60_000}] * 100),
+        dict(metadata=[{"a": [{}] * 60_000}] * 100),
+        dict(images=[{"shape": [1, 1, 3], "data": b"."}]),
+        dict(images=[{"shape": [1, 3, 1], "data": b"..."}]),
+        dict(references=[[0]]),
+        dict(references=[[], []]),
         b"\x91" * 12_000_000,
         b"\xdd\xff\xff\xff\xff" * 10,
     ],
     ids=range(12),
 )
-def test_what_explodes_is_refused_before_it_is_computed_with(body: bytes) -> None:
+def test_what_explodes_is_refused_before_it_is_computed_with(fields: dict[str, Any] | bytes) -> None:
+    body = fields if isinstance(fields, bytes) else _fields(**fields)
     begun = time.process_time()
     with pytest.raises(messages.WireError) as caught:
         wire.unpack_request(body)

@@ -15,9 +15,8 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.quarantine import quarantine
 from flowmill.storage.maintenance.verify import find_problems, verify_store
 from flowmill.tasks.runs.opening import begin_run, open_run
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +98,6 @@ def test_a_damaged_record_of_a_run_is_named_and_written_anew(make_config: Config
     assert [path for problem in problems for path in quarantine(store, problem)] == [problems[0].path]
     again = begin_run(config)
     for name in ("base", "encode", "preprocess", "policy"):
-        StageRun(make_stage(again, name, 0)).execute()
+        run_stage(again, name, 0)
     run_epoch(again, 1)
     assert again.chain.digest() == digest

@@ -17,14 +17,12 @@ from flowmill.tasks.algorithms.climbing import recovered
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, Question, StateBatch, Subjects
 from flowmill.tasks.algorithms.direct_align import DirectAlign
 from flowmill.tasks.algorithms.refl import ReFL
-from tests.support.toy import START, Toy, liking, models_of, noised, states, vector
+from tests.support.toy import BEHAVIOR, START, Toy, liking, models_of, noised, states, vector
+from tests.tasks.algorithms import cases
 
 
 def gradient(algorithm: ReFL | DirectAlign, rows: DiffusionBatch, theta: Tensor) -> Tensor:
-    toy = Toy(theta, theta)
-    found = algorithm.loss(rows, models_of(toy, rewards=liking)).loss.mean()
-    (slope,) = torch.autograd.grad(found, toy.theta)
-    return slope
+    return cases.gradient(algorithm, rows, Toy(theta, theta), BEHAVIOR)
 
 
 def led_to(rows: StateBatch, theta: Tensor) -> Tensor:

@@ -11,46 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowmill.configs.registry import create
-from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
 from flowmill.tasks.algorithms.objectives import clipped_surrogate
 from flowmill.tasks.algorithms.ratios import LARGEST_LOG_RATIO, policy_ratio
 from flowmill.tasks.algorithms.token_objectives import masked_sum, token_kl
-from flowmill.tasks.algorithms.tokens import TokenBatch
 from tests.golden.algorithms2026.rows import given
 from tests.support.toy import SHAPE, draws, liking, noised, states, transitions, vector
+from tests.tasks.algorithms.cases import EVERY, EVERY_TOKEN, MASK, Fixed, Options, make, make_token, token_rows
 
 FAR = 1e4
 #: The last row only pads; the first and the fourth are on the clipped side of a ratio.
 ADVANTAGES, SIGNS = [1.0, 1.0, -1.0, -1.0, -1.0], [1.0, -1.0, 1.0, -1.0, 1.0]
 CLIPPED = [0, 3]
-#: What an algorithm cannot do without, and the variants that exponentiate something else.
-DIFFUSION: dict[str, list[dict[str, Any]]] = {
-    **{name: [{}, {"reduce": "sum", "clip_range": 0.2}, {"surrogate": "spo"}] for name in ("grpo", "flash_grpo")},
-    **{name: [{}, {"surrogate": "spo"}] for name in ("tempflow", "grpo_guard")},
-    "awm": [{"weighting": kind, "clip_range": 0.2} for kind in ("uniform", "t", "t2", "huber", "ghuber")]
-    + [{"surrogate": "spo"}],
-    "v_grpo": [{"clip_range": 0.2}, {"surrogate": "spo"}],
-    "crd": [{}, {"distance": "bce", "temperature": 0.5}],
-    "reward_gradient": [{}, {"target": "linear"}],
-    "opd": [{"teacher": "teacher"}],
-}
-TOKENS: dict[str, list[dict[str, Any]]] = {
-    "grpo": [
-        {"surrogate": surrogate, "ratio": ratio, "kl_coef": 0.1, "kl": "k3"}
-        for surrogate in ("clip", "cispo", "spo")
-        for ratio in ("token", "sequence", "product")
-    ]
-    + [{"tis": 2.0, "tis_outside": form} for form in ("clip", "mask", "mask_rows")],
-    "dapo": [{"kl_coef": 0.1, "kl": "k2"}],
-    "dr_grpo": [{"constant": 4}],
-    "dpo": [{"form": form} for form in ("sigmoid", "hinge", "ipo")] + [{"likelihood": 1.0}],
-}
-
-
-def cases(table: Any, options: dict[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, each) for name in table for each in options.get(name, [{}])]
 
 
 def single(value: Any) -> Any:
@@ -74,9 +46,9 @@ def extreme(data: str, velocity: Tensor) -> tuple[DiffusionBatch, Tensor]:
     return made, made.target + torch.where(signs > 0, FAR**0.5, 0.0).reshape(-1, 1, 1)
 
 
-@pytest.mark.parametrize(("name", "options"), cases(ALGORITHMS, DIFFUSION), ids=str)
-def test_of_latents(name: str, options: dict[str, Any]) -> None:
-    algorithm = create(ALGORITHMS, name, options, label="algorithm")
+@EVERY
+def test_of_latents(name: str, options: Options) -> None:
+    algorithm = make(name, {**options, **({"clip_range": 0.2} if name in ("awm", "v_grpo") else {})})
     rows, behavior = extreme(algorithm.requires.data, torch.zeros(5, *SHAPE))
     velocity = torch.zeros(5, *SHAPE, dtype=torch.float64)
     if isinstance(rows, ForwardBatch):
@@ -93,37 +65,21 @@ def test_of_latents(name: str, options: dict[str, Any]) -> None:
     assert algorithm.requires.approx_kl == ("approx_kl" in found.metrics)
     assert all(bool(values.isfinite().all()) for values in found.metrics.values())
     assert not slope[4].any()
-    if hasattr(algorithm, "clip_range") and options.get("surrogate") != "spo" and name != "fdfo":
+    other = {"kl_coef", "from_means"} & set(options) or options.get("surrogate") == "spo" or name == "fdfo"
+    if hasattr(algorithm, "clip_range") and not other:
         assert not slope[CLIPPED].any()
 
 
 @pytest.mark.parametrize("padding", [FAR, -FAR, float("inf"), -float("inf"), float("nan")])
-@pytest.mark.parametrize(("name", "options"), cases(TOKEN_ALGORITHMS, TOKENS), ids=str)
-def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
-    algorithm = create(TOKEN_ALGORITHMS, name, options, label="algorithm")
-    mask = torch.tensor([[0, 1, 1, 0]] * 5).bool()
+@EVERY_TOKEN
+def test_of_tokens(name: str, options: Options, padding: float) -> None:
+    algorithm, mask = make_token(name, options), MASK
     far = torch.where(mask, FAR * torch.tensor(SIGNS)[:, None], padding)
     leaf = far.clone().requires_grad_()
-    zeros = torch.zeros(5, 4)
-    rows = TokenBatch(
-        ids=torch.zeros(5, 4, dtype=torch.int64),
-        mask=mask,
-        old_log_probs=zeros,
-        behavior_log_probs=zeros,
+    rows = token_rows(
+        ADVANTAGES,
         sampled_log_probs=torch.where(mask, -far, 0.0),
-        share=torch.ones(5),
-        own=torch.zeros(5, dtype=torch.bool),
         token_advantages=torch.tensor(ADVANTAGES)[:, None] * mask if algorithm.requires.per_token else None,
-        returns=zeros,
-        values=zeros,
-        advantages=torch.tensor(ADVANTAGES),
-        weights=torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]),
-        units=torch.tensor([0, 0, 1, 1, 2]),
-        importance=torch.ones(5),
-        count=4,
-        age=torch.zeros(5, dtype=torch.int64),
-        step=torch.zeros(5, dtype=torch.int64),
-        keys=tuple((row, 0) for row in range(5)),
     )
     found = algorithm.loss(rows, Fixed(leaf, torch.where(mask, 0.0, -padding)))
     every = sum(found.other_losses.values(), found.loss)
@@ -141,25 +97,6 @@ def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
         and not found.other_losses
     ):
         assert not slope[CLIPPED].any()
-
-
-class Fixed:
-    """Models whose log-probs are given; values of a critic are the same numbers."""
-
-    frozen = measures = False
-    reference_point = 0.0
-
-    def __init__(self, log_probs: Tensor, reference: Tensor) -> None:
-        self._log_probs, self._reference = log_probs, reference
-
-    def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        return self._log_probs, torch.zeros_like(self._log_probs)
-
-    def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
-        return *self.log_probs(batch), self._log_probs
-
-    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
-        return self._reference
 
 
 def test_the_overflows_that_were_found() -> None:

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.preserving import flow_length, flow_sigma
-from flowmill.models.maths.transitions import FlowSDE, Grid
-from flowmill.tasks.algorithms.diffusion import DiffusionModels, ForwardBatch
 from flowmill.tasks.algorithms.dpo import DPO
 from flowmill.tasks.algorithms.objectives import kto_loss, prediction_weight
-from tests.golden.given import Given
+from tests.golden.algorithms2026.rows import given, noised
 
 KTO = [
     # gain, advantage, weights of desired and undesired samples, loss = w sigmoid(-sign gain)
@@ -29,8 +26,8 @@ KTO = [
 
 @pytest.mark.parametrize(("gain", "advantage", "desired", "undesired", "expected"), KTO)
 def test_kto_by_hand(gain: float, advantage: float, desired: float, undesired: float, expected: float) -> None:
-    given = torch.tensor([[gain], [advantage]], dtype=torch.float64)
-    assert float(kto_loss(given[0], given[1], desired, undesired)) == pytest.approx(expected, rel=1e-12)
+    row = torch.tensor([[gain], [advantage]], dtype=torch.float64)
+    assert float(kto_loss(row[0], row[1], desired, undesired)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_kto_moves_desired_and_undesired_samples_apart_and_clear_cases_least() -> None:
@@ -96,27 +93,12 @@ def test_dpo_is_diffusion_dpo_in_the_coordinates_of_stable_diffusion() -> None:
         eps = torch.from_numpy(values).reshape(-1, dims)
         return eps - (latents - column * eps) / (1 - column)
 
-    count = 2 * pairs
-    batch = ForwardBatch(
-        latents=latents,
-        advantages=torch.tensor([1.0, -1.0] * pairs, dtype=torch.float64),
-        conditioning=Conditioning({}),
-        weights=torch.ones(count, dtype=torch.float64),
-        units=torch.arange(pairs).repeat_interleave(2),
-        importance=torch.ones(count, dtype=torch.float64),
-        count=count,
-        age=torch.zeros(count, dtype=torch.int64),
-        step=torch.zeros(count, dtype=torch.int64),
-        keys=tuple((row, 0) for row in range(count)),
-        clean=rows,
-        noise=noises,
-        grid=Grid(sigma, torch.zeros_like(sigma), sigma),
-    )
+    won = torch.tensor([1.0, -1.0] * pairs, dtype=torch.float64)
+    batch = noised(rows, noises, sigma, won, torch.arange(pairs).repeat_interleave(2))
 
     def ours(values: np.ndarray) -> tuple[float, torch.Tensor]:
         leaf = velocity(values).requires_grad_()
-        models = DiffusionModels(trainable=Given(leaf, velocity(base)), kernel=FlowSDE(), behavior=[])  # type: ignore[arg-type]
-        loss = DPO(beta=beta, prediction="epsilon").loss(batch, models).loss.mean()
+        loss = DPO(beta=beta, prediction="epsilon").loss(batch, given(leaf, leaf, velocity(base))).loss.mean()
         loss.backward()
         assert leaf.grad is not None
         # dv / deps = 1 / (1 - s)

@@ -190,6 +190,19 @@ def test_rules_that_no_type_states(label: str, name: str, option: str, allowed: 
             create(TABLES[label], name, {option: value}, label=label)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("nft", {"decay": {"speed": 1}}, "option 'decay' has no option 'speed'"),
+        ("nft", {"times": {"kind": "often"}}, "option 'times': kind is 'often'; it must be 'stratified'"),
+        ("awm", {"times": {"power": 2}}, "only acts on kind 'power'"),
+    ],
+)
+def test_a_refusal_names_the_option_within_an_option(name: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        create(ALGORITHMS, name, options, label="algorithm")
+
+
 def asked(name: str, **options: Any) -> Requirements:
     required: Requirements = create(ALGORITHMS, name, options, label="algorithm").requires
     return required

@@ -14,47 +14,17 @@ from flowmill.configs.registry import create
 from flowmill.tasks.algorithms import TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.token_dpo import TokenDPO
 from flowmill.tasks.algorithms.tokens import TokenBatch
+from tests.tasks.algorithms.cases import Fixed, token_rows
 
 #: Tokens of four texts in two pairs, the better one last in the first pair and first in the second; one row of padding.
 MASK = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
 ADVANTAGES = torch.tensor([-1.0, 1.0, 0.5, -0.5, -0.5], dtype=torch.float64)
-UNITS = torch.tensor([0, 0, 1, 1, 2])
 WEIGHTS = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
 
 
-class Given:
-    """Log-probs that are given."""
-
-    def __init__(self, log_probs: Tensor, reference: Tensor) -> None:
-        self._log_probs, self._reference = log_probs, reference
-
-    def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        return self._log_probs, torch.zeros_like(self._log_probs).detach()
-
-    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
-        return self._reference
-
-
 def batch_of(advantages: Tensor = ADVANTAGES) -> TokenBatch:
-    rows = len(MASK)
-    ids, zeros = torch.zeros(MASK.shape, dtype=torch.int64), torch.zeros(MASK.shape, dtype=torch.float64)
-    return TokenBatch(
-        ids=ids,
-        mask=MASK,
-        old_log_probs=zeros,
-        behavior_log_probs=zeros,
-        sampled_log_probs=zeros,
-        share=WEIGHTS,
-        own=MASK[:, 0],
-        advantages=advantages,
-        weights=WEIGHTS,
-        units=UNITS,
-        importance=torch.ones(rows),
-        count=4,
-        age=torch.zeros(rows),
-        step=torch.zeros(rows),
-        keys=tuple((row, 0) for row in range(rows)),
-    )
+    given = {"mask": MASK, "share": WEIGHTS, "own": MASK[:, 0]}
+    return token_rows(advantages.tolist(), dtype=torch.float64, **given)
 
 
 def drawn(seed: int) -> Tensor:
@@ -101,7 +71,7 @@ def test_each_form_is_its_formula_and_has_its_gradient(options: dict[str, Any]) 
     reference, log_probs = drawn(1), drawn(2).requires_grad_()
 
     def loss(values: Tensor) -> Tensor:
-        models: Any = Given(values, reference)
+        models: Any = Fixed(values, reference)
         return algorithm.loss(batch_of(), models).loss
 
     first, second = by_hand(log_probs.detach(), reference, options)
@@ -116,7 +86,7 @@ def test_each_form_is_its_formula_and_has_its_gradient(options: dict[str, Any]) 
 
 
 def test_texts_of_one_advantage_are_no_pair() -> None:
-    models: Any = Given(drawn(1), drawn(2))
+    models: Any = Fixed(drawn(1), drawn(2))
     advantages = torch.tensor([1.0, 1.0, 0.5, -0.5, -0.5], dtype=torch.float64)
     loss = TokenDPO(likelihood=1.0).loss(batch_of(advantages), models).loss
     assert loss[:2].tolist() == [0.0, 0.0]

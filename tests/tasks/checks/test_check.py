@@ -56,46 +56,121 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         check_config(make_config())
 
 
+#: Of the small run and of tiny presets: changes, separated by semicolons, and what is said of them.
+REFUSED = {
+    "small": """
+        rollout.group_size=1 -> rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples
+        rollout.steps=1 -> trains none. Raise rollout.steps
+        rollout.prompts_per_epoch=9 -> prompts.train holds 8 prompts
+        model.policy=sd4 -> model.policy 'sd4' does not exist. Did you mean 'sd3'
+        rewards.0.name=jpeg_compresibility -> Did you mean 'jpeg_compressibility'
+        optimize.algorithm.name=gpro -> Did you mean 'grpo'
+        rollout.sampler.name=flow_sd -> Did you mean 'flow_sde'
+        rollout.store=webdatset -> Did you mean 'webdataset'
+        rollout.solver=dpm2 -> remembers earlier steps
+        rollout.plan={name: window, options: {size: 5}} -> does not fit into
+        evaluate.solver=dpm3 -> Did you mean 'dpm2'
+        rollout.plan.options.last=never -> must be 'ode', 'sde' or 'train'
+        rollout.sampler.options.noise=1 -> has no option 'noise'. Did you mean 'noise_level'
+        optimize.algorithm.options.clip_range=0 -> clip_range is 0; it must be greater than 0
+        optimize.algorithm.options.kl=gauss -> must be 'gaussian'
+        evaluate.judges=[{name: jpeg_compressibility}] -> appears 2 times. Give each its own 'label'
+        rewards.0.name=nowhere:Reward -> module 'nowhere' cannot be imported
+        rewards.0.name=math:pi -> it must be a class with score or a function, like
+        model.path=./nowhere -> is no folder
+        rollout.plan={name: al} -> rollout.plan 'al' does not exist. Did you mean 'all'
+        rollout.plan.options.lst=train -> rollout.plan 'all' has no option 'lst'. Did you mean 'last'
+        rollout.sampler={name: cps, options: {log_probs: squared}} -> Did you mean 'log_prob'
+        optimize.algorithm.options.clip_rang=1 -> Did you mean 'clip_range'
+        rewards.0.weight=0 -> every weight is 0, so all advantages would be 0
+        model.frames=5 -> model.frames is 5, but model.policy 'sd3' makes images. Set it to 1
+        rollout.media.format=mp4 -> 'mp4', but model.policy 'sd3' makes images, which that cannot hold
+        rewards.0.over_frames=min -> of the images of model.policy 'sd3' there is one score
+        rewards.0.frames=clip -> 'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images
+        model.attention=flash -> model.policy 'sd3' calls torch's attention directly, so it would never be used
+        model.attention=nativ -> model.attention 'nativ' does not exist. Did you mean 'native'
+        optimize.algorithm=dpo; rollout.plan=final; execution.micro_batch_size=1 -> micro_batch_size to 2 or more
+        optimize.algorithm=crd; rollout.plan=final; execution.micro_batch_size=3 -> micro_batch_size to 4 or more
+        optimize.algorithm=crd; rollout.plan={name: branch, options: {branches: 6, steps: [2]}} -> here of 24 samples
+        rollout.sampler={name: ddim, options: {eta: 1e-9}} -> (std 6.7e-10), and a step without noise has no log
+        rollout.plan={name: 'tests.tasks.checks.test_check:Twice'} -> trains the steps [1, 1], but a sample passes
+        rollout.plan={name: 'tests.tasks.checks.test_check:Uneven'} -> trains more steps of some groups than of others
+        optimize.algorithm=fdfo; rollout.same_noise=true -> all, options: {keep_final: true}}
+        optimize.algorithm=fdfo; rollout.plan.options.keep_final=true -> same_noise is false. Set it to true
+        rollout.own_noise=0.1 -> a distance from the noise that a group shares
+    """,
+    "sd15": """
+        model.options={} -> rollout.steps is 4, but model.options.steps of model.policy 'sd15' is 50
+        model.guidance_scale=1; model.options={steps: 4, guidance_rescale: 0.7} -> so there is nothing to rescale
+        model.options={steps: 4, guidance_rescale: 2} -> is 2; it must be less than or equal to 1
+        evaluate.steps=9 -> evaluate.steps is 9, but model.options.steps of model.policy 'sd15' is 4
+        rollout.plan=final; optimize.algorithm=nft -> to {low: 0.0283, high: 0.93}, or its kind to 'timesteps'
+    """,
+    "cogvideox": """
+        model.frames=5 -> takes 8 n + 1 frames. The nearest are 1 and 9
+        rollout.steps=3 -> is a multiple of their number. The nearest are 2 and 4
+        evaluate.steps=30 -> evaluate.steps is 30, but the steps of model.policy
+        rollout.plan=final; optimize.algorithm=nft -> knows levels from 0.0481 to 1.0 only
+    """,
+    "wan21": """
+        rollout.media.format=webp -> 'webp', but model.policy 'wan21' makes clips
+        model.options.guidance_scale_2=3 -> 'wan21' has no second transformer. Remove it
+        monitors=[{name: loudness}] -> scores sounds, but samples of model.policy 'wan21' have none
+    """,
+    "wan22": """
+        model.options.guidance_scale_2=3; model.guidance_scale=1 -> 1.0 switches guidance off for both
+    """,
+    "flux1": """
+        model.negative_prompt=blurry -> which takes no negative prompt. Remove it
+        model.attention=sage; model.dtype=bfloat16 -> it has no backward pass
+        model.attention=flash -> bfloat16 and float16 only, and model.dtype is 'float32'
+        model.attention=aiter_fa2_hub; model.dtype=float16 -> bfloat16 only, and model.dtype is 'float
+        model.attention=flash; model.dtype=bfloat16; execution.device=cpu -> it runs on CUDA devices only
+    """,
+    "wan21_v2v": """
+        model.options.strength=0 -> strength is 0; it must be greater than 0
+    """,
+    "wan22_ti2v_i2v": """
+        optimize.algorithm=reward_gradient; rewards=[{name: digits}] -> are decoded with the image they
+    """,
+    "sana": """
+        model.options.instruction=true; model.negative_prompt=blurry -> before negative prompts. Remove it, or set
+        model.attention=_native_math -> 'sana' calls torch's attention directly
+    """,
+    "qwen_image21": """
+        model.attention=_native_math -> 'qwen_image21' calls torch's attention directly
+    """,
+    "qwen_image": """
+        model.attention=_native_flash; model.dtype=bfloat16 -> it takes no mask, and the padded
+    """,
+    "ltx2": """
+        rollout.media.fps=16 -> makes 24.0 frames for a second of sound (model.options.frame_rate)
+        model.guidance_scale=1; model.options.audio_guidance_scale=7 -> 1.0 switches guidance off, for sound too
+    """,
+    "z_image": """
+        model.dtype=float16 -> exceed its range, so that latents become NaN. Set it to 'bfloat16'
+    """,
+}
+
+
 @pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("rollout.sampler.name=ode", "needs log-probs of stochastic steps, but rollout.sampler is 'ode'"),
-        ("rollout.group_size=1", "rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples"),
-        ("rollout.steps=1", "trains none. Raise rollout.steps"),
-        ("rollout.prompts_per_epoch=9", "prompts.train holds 8 prompts"),
-        ("model.policy=sd4", "model.policy 'sd4' does not exist. Did you mean 'sd3'"),
-        ("rewards.0.name=jpeg_compresibility", "Did you mean 'jpeg_compressibility'"),
-        ("optimize.algorithm.name=gpro", "Did you mean 'grpo'"),
-        ("rollout.sampler.name=flow_sd", "Did you mean 'flow_sde'"),
-        ("rollout.store=webdatset", "Did you mean 'webdataset'"),
-        ("rollout.plan={name: final}", "trains none"),
-        ("rollout.solver=dpm2", "remembers earlier steps"),
-        ("rollout.plan={name: window, options: {size: 5}}", "does not fit into"),
-        ("evaluate.solver=dpm3", "Did you mean 'dpm2'"),
-        ("rollout.plan.options.last=never", "must be 'ode', 'sde' or 'train'"),
-        ("rollout.sampler.options.noise=1", "has no option 'noise'. Did you mean 'noise_level'"),
-        ("optimize.algorithm.options.clip_range=0", "clip_range is 0; it must be greater than 0"),
-        ("optimize.algorithm.options.kl=gauss", "must be 'gaussian'"),
-        ("evaluate.judges=[{name: jpeg_compressibility}]", "appears 2 times. Give each its own 'label'"),
-        ("rewards.0.name=nowhere:Reward", "module 'nowhere' cannot be imported"),
-        ("rewards.0.name=math:pi", "it must be a class with score or a function, like"),
-        ("model.path=./nowhere", "is no folder"),
-        ("rollout.plan={name: al}", "rollout.plan 'al' does not exist. Did you mean 'all'"),
-        ("rollout.plan.options.lst=train", "rollout.plan 'all' has no option 'lst'. Did you mean 'last'"),
-        ("rollout.sampler={name: cps, options: {log_probs: squared}}", "Did you mean 'log_prob'"),
-        ("optimize.algorithm.options.clip_rang=1", "Did you mean 'clip_range'"),
-        ("rewards.0.weight=0", "every weight is 0, so all advantages would be 0"),
-        ("model.frames=5", "model.frames is 5, but model.policy 'sd3' makes images. Set it to 1"),
-        ("rollout.media.format=mp4", "'mp4', but model.policy 'sd3' makes images, which that cannot hold"),
-        ("rewards.0.frames=clip", "'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images"),
-        ("model.attention=flash", "model.policy 'sd3' calls torch's attention directly, so it would never be used"),
-        ("model.attention=nativ", "model.attention 'nativ' does not exist. Did you mean 'native'"),
-    ],
+    ("preset", "change", "expected"),
+    [(preset, *line.strip().split(" -> ")) for preset, text in REFUSED.items() for line in text.strip().splitlines()],
 )
-def test_what_cannot_work_is_refused(make_config: Make, override: str, expected: str) -> None:
+def test_what_cannot_work_is_refused(make_config: Make, preset: str, change: str, expected: str) -> None:
+    def config(*overrides: str) -> RunConfig:
+        if preset == "small":
+            return make_config(*overrides)
+        return load_config(ROOT / "configs" / f"tiny_{preset}.yaml", overrides)
+
     with pytest.raises(ConfigError) as error:
-        check_config(make_config(override))
+        check_config(config(*change.split("; ")))
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("preset", [name for name in REFUSED if name != "small"])
+def test_presets_that_are_changed_work_as_they_are(preset: str) -> None:
+    check_config(load_config(ROOT / "configs" / f"tiny_{preset}.yaml"))
 
 
 def test_images_are_asked_for_and_refused_by_family() -> None:
@@ -105,50 +180,6 @@ def test_images_are_asked_for_and_refused_by_family() -> None:
         check_config(load_config(kontext, ["prompts.image=null"]))
     with pytest.raises(ConfigError, match=r"prompts\.image is 'image', but model\.policy 'flux1' takes no image"):
         check_config(load_config(kontext, ["model.policy=flux1"]))
-
-
-FINAL = "rollout.plan={name: final}"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["optimize.algorithm={name: nft}", "rollout.plan=all"], "final latents of a rollout, but rollout.plan 'all'"),
-        (["optimize.algorithm={name: dpo}", FINAL, "execution.micro_batch_size=1"], "micro_batch_size to 2 or more"),
-        (["optimize.algorithm={name: crd}", FINAL, "execution.micro_batch_size=3"], "micro_batch_size to 4 or more"),
-        (
-            [
-                "optimize.algorithm={name: crd}",
-                "rollout.plan={name: branch, options: {branches: 6, steps: [2]}}",
-                "execution.micro_batch_size=16",
-            ],
-            "here of 24 samples (rollout.group_size times the plan's branches), but execution.micro_batch_size is 16",
-        ),
-        (["rollout.sampler={name: cps}", "rollout.plan={name: window, options: {high: 3}}"], "no noise there"),
-        (["rollout.sampler={name: wan_sde}", "rollout.steps=1", "rollout.plan.options.last=train"], "trains step 0"),
-        (["rollout.sampler={name: ddim, options: {eta: 1e-9}}"], "(std 6.7e-10), and a step without noise has no log"),
-        (
-            ["rollout.plan={name: 'tests.tasks.checks.test_check:Twice'}"],
-            "trains the steps [1, 1], but a sample passes each step",
-        ),
-        (
-            ["rollout.plan={name: 'tests.tasks.checks.test_check:Uneven'}"],
-            "trains more steps of some groups than of others",
-        ),
-        (["rollout.plan={name: window, options: {high: 3}}", "optimize.algorithm={name: nft}"], "of every sample"),
-        (["optimize.algorithm={name: fdfo}", "rollout.same_noise=true"], "all, options: {keep_final: true}}"),
-        (
-            ["optimize.algorithm={name: fdfo}", "rollout.plan.options.keep_final=true"],
-            "rollout.same_noise is false. Set it to true",
-        ),
-        (["rollout.own_noise=0.1"], "a distance from the noise that a group shares"),
-    ],
-    ids=str,
-)
-def test_combinations_that_cannot_work_are_refused(make_config: Make, overrides: list[str], expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_config(make_config(*overrides))
-    assert expected in str(error.value)
 
 
 class Twice:
@@ -201,81 +232,6 @@ def test_a_broken_model_folder(
         (folder / file).write_bytes(content)
     with pytest.raises(ConfigError, match=expected):
         check_config(make_config(f"model.path={folder}"))
-
-
-@pytest.mark.parametrize(
-    ("family", "overrides", "expected"),
-    [
-        ("sd15", ["model.options={}"], "rollout.steps is 4, but model.options.steps of model.policy 'sd15' is 50"),
-        (
-            "sd15",
-            ["model.guidance_scale=1", "model.options={steps: 4, guidance_rescale: 0.7}"],
-            "guidance off, so there is nothing to rescale",
-        ),
-        (
-            "sd15",
-            ["model.options={steps: 4, guidance_rescale: 2}"],
-            "guidance_rescale is 2; it must be less than or equal to 1",
-        ),
-        ("sd15", ["evaluate.steps=9"], "evaluate.steps is 9, but model.options.steps of model.policy 'sd15' is 4"),
-        ("sd15", [FINAL, "optimize.algorithm={name: nft}"], "to {low: 0.0283, high: 0.93}, or its kind to 'timesteps'"),
-        ("cogvideox", ["model.frames=5"], "takes 8 n + 1 frames. The nearest are 1 and 9"),
-        ("cogvideox", ["rollout.steps=3"], "is a multiple of their number. The nearest are 2 and 4"),
-        (
-            "cogvideox",
-            ["evaluate.steps=30"],
-            "evaluate.steps is 30, but the steps of model.policy 'cogvideox' lead from",
-        ),
-        ("cogvideox", [FINAL, "optimize.algorithm={name: nft}"], "knows levels from 0.0481 to 1.0 only"),
-        ("wan21", ["model.frames=6"], "takes 4 n + 1 frames. The nearest are 5 and 9"),
-        ("wan21", ["rollout.media.format=webp"], "'webp', but model.policy 'wan21' makes clips"),
-        ("wan21", ["model.options.guidance_scale_2=3"], "'wan21' has no second transformer. Remove it"),
-        (
-            "wan22",
-            ["model.options.guidance_scale_2=3", "model.guidance_scale=1"],
-            "guidance_scale_2 is 3, but model.guidance_scale 1.0 switches guidance off for both",
-        ),
-        ("flux1", ["model.negative_prompt=blurry"], "which takes no negative prompt. Remove it"),
-        ("wan21_v2v", ["model.options.strength=0"], "strength is 0; it must be greater than 0"),
-        (
-            "wan22_ti2v_i2v",
-            ["optimize.algorithm={name: reward_gradient}", "rewards=[{name: digits}]"],
-            "are decoded with the image they start from",
-        ),
-        (
-            "sana",
-            ["model.options.instruction=true", "model.negative_prompt=blurry"],
-            "before negative prompts. Remove it, or set model.options.instruction to false",
-        ),
-        ("sana", ["model.attention=_native_math"], "'sana' calls torch's attention directly"),
-        ("qwen_image21", ["model.attention=_native_math"], "'qwen_image21' calls torch's attention directly"),
-        ("flux1", ["model.attention=sage", "model.dtype=bfloat16"], "it has no backward pass"),
-        ("flux1", ["model.attention=flash"], "bfloat16 and float16 only, and model.dtype is 'float32'"),
-        ("flux1", ["model.attention=aiter_fa2_hub", "model.dtype=float16"], "bfloat16 only, and model.dtype is 'float"),
-        (
-            "flux1",
-            ["model.attention=flash", "model.dtype=bfloat16", "execution.device=cpu"],
-            "it runs on CUDA devices only, and execution.device is 'cpu'. Set it to 'native' or remove it",
-        ),
-        ("qwen_image", ["model.attention=_native_flash", "model.dtype=bfloat16"], "it takes no mask, and the padded"),
-        ("ltx2", ["model.frames=13"], "takes 8 n + 1 frames. The nearest are 9 and 17"),
-        ("ltx2", ["rollout.media.fps=16"], "'ltx2' makes 24.0 frames for a second of sound (model.options.frame_rate)"),
-        (
-            "ltx2",
-            ["model.guidance_scale=1", "model.options.audio_guidance_scale=7"],
-            "audio_guidance_scale is 7, but model.guidance_scale 1.0 switches guidance off, for sound too",
-        ),
-        ("wan21", ["monitors=[{name: loudness}]"], "scores sounds, but samples of model.policy 'wan21' have none"),
-        ("z_image", ["model.dtype=float16"], "exceed its range, so that latents become NaN. Set it to 'bfloat16'"),
-    ],
-    ids=str,
-)
-def test_what_a_family_cannot_do_is_refused(family: str, overrides: list[str], expected: str) -> None:
-    path = ROOT / "configs" / f"tiny_{family}.yaml"
-    check_config(load_config(path))
-    with pytest.raises(ConfigError) as error:
-        check_config(load_config(path, overrides))
-    assert expected in str(error.value)
 
 
 def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:

@@ -20,8 +20,7 @@ from flowmill.tasks.choices.base import Candidate, Choice, Draw
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.seeds import epoch_prompts
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, run_stage
 
 Make = Callable[..., RunConfig]
 
@@ -177,7 +176,7 @@ def test_a_run_chooses_from_committed_rewards_alone(make_config: Make, tmp_path:
     for epoch in (1, 2, 3):
         for node in (*context.plan.scored(epoch), *context.plan.training(epoch)):
             again = open_run(context.store.root.uri, "small")
-            StageRun(make_stage(again, node.stage, epoch, node.slot)).execute()
+            run_stage(again, node.stage, epoch, node.slot)
     assert open_run(context.store.root.uri, "small").chain.digest() == whole.chain.digest()
 
 

@@ -33,7 +33,7 @@ from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
 from flowmill.tasks.runtime.kv_store import KeyValueStore
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import execution_of, make_stage, prepare, run_epoch, stage_run
 from tests.tasks.stages.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
 pytestmark = pytest.mark.slow
@@ -359,7 +359,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard: Callable[..., None]) -> StageRun:
     """Carry out a stage on the run's ranks."""
-    run = StageRun(make_stage(context, name, epoch, slot))
+    run = stage_run(context, name, epoch, slot)
     if run.stage.on_ranks:
         execution_of(context).executor(RankExecutor).run(run, run.pending(), Listener(**heard))
         run.finish()

@@ -22,8 +22,7 @@ from flowmill.tasks.execution.process_executor import ProcessExecutor
 from flowmill.tasks.execution.runners import score_workers
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage import Shard
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import execution_of, make_stage, prepare
+from tests.support.inside import execution_of, make_stage, prepare, run_stage, stage_run
 
 Make = Callable[..., RunConfig]
 ONE = "rollout.groups_per_shard=1"
@@ -38,13 +37,13 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rolled_out(config: RunConfig) -> RunContext:
     context = prepare(config)
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     return context
 
 
 def scored(context: RunContext, made: ProcessExecutor) -> list[int]:
     """Score an epoch by processes; return which were at work."""
-    run = StageRun(make_stage(context, "score", 1, context.config.rewards[0].slot))
+    run = stage_run(context, "score", 1, context.config.rewards[0].slot)
     shards: list[str] = []
     assert sorted(made.run(run, run.pending(), Listener(on_commit=shards.extend))) == sorted(shards)
     run.finish()
@@ -56,7 +55,7 @@ def scored(context: RunContext, made: ProcessExecutor) -> list[int]:
 @pytest.mark.usefixtures("worth")
 def test_processes_give_the_scores_of_one_thread(make_config: Make, tmp_path: Path) -> None:
     one = rolled_out(make_config(ONE))
-    StageRun(make_stage(one, "score", 1, "jpeg_compressibility")).execute()
+    run_stage(one, "score", 1, "jpeg_compressibility")
     two = rolled_out(make_config(ONE, f"store.root={tmp_path / 'two'}", "execution.score_workers=2"))
     made = ProcessExecutor(execution_of(two))
     try:
@@ -152,7 +151,7 @@ def test_processes_end_when_their_parent_is_killed() -> None:
 def test_cheap_rewards_start_no_process(make_config: Make) -> None:
     context = rolled_out(make_config(ONE, "execution.score_workers=2"))
     run, made = (
-        StageRun(make_stage(context, "score", 1, "jpeg_compressibility")),
+        stage_run(context, "score", 1, "jpeg_compressibility"),
         ProcessExecutor(execution_of(context)),
     )
     assert made.count == 2
@@ -194,7 +193,7 @@ def test_as_many_as_cores_are_left(make_config: Make, monkeypatch: pytest.Monkey
 def test_one_thread_at_a_time_uses_a_reward_here(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = rolled_out(make_config("execution.score_workers=2"))
     made, at_work = ProcessExecutor(execution_of(context)), list[str]()
-    run = StageRun(make_stage(context, "score", 1, "jpeg_compressibility"))
+    run = stage_run(context, "score", 1, "jpeg_compressibility")
 
     def slowly(shards: Iterator[Shard], *, on_commit: object) -> list[str]:
         at_work.append("in")

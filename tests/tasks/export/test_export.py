@@ -45,11 +45,10 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.staleness import statuses
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY, plain_pipeline
 from tests.support.families import PIPELINES
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +67,7 @@ assert "flowmill" not in sys.modules, "the snippet needs flowmill"
 
 
 def execute(context: RunContext, stage: str, epoch: int) -> None:
-    StageRun(make_stage(context, stage, epoch)).execute()
+    run_stage(context, stage, epoch)
 
 
 def trained(config: RunConfig) -> RunContext:
@@ -496,7 +495,7 @@ def test_equal_inputs_give_equal_files_and_an_evaluation_is_an_input(
     assert (folder_of(context) / "images" / "before-after.png").exists()
     assert "| not evaluated |" in (folder_of(context) / "README.md").read_text()
     digest = context.store.require(second).digest
-    again = StageRun(make_stage(context, "export", 1), force=True)
+    again = stage_run(context, "export", 1, force=True)
     again.execute()
     assert again.ref != second
     assert context.store.require(again.ref).digest == digest

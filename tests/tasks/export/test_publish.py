@@ -17,10 +17,9 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.tasks.export.publish import HERE, finished_export, for_hub
 from flowmill.tasks.runs.opening import open_run
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
 from tests.support.hub import Hub, local_hub
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, run_stage
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,7 @@ def hub() -> Iterator[Hub]:
 def store(make_config: ConfigFactory) -> ArtifactStore:
     """A store with a run of no epochs, whose export is the base model with fresh LoRA weights."""
     context = prepare(make_config("run.epochs=0", "model.lora={rank: 2, alpha: 8}"))
-    StageRun(make_stage(context, "export", 0)).execute()
+    run_stage(context, "export", 0)
     return context.store
 
 

@@ -32,9 +32,8 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, run_stage
 
 Make = Callable[..., RunConfig]
 MONITORS = (
@@ -76,7 +75,7 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
     context = prepare(make_config(rewards))
     for node in context.plan.nodes():
         if node.epoch == 1 and node.stage in ("rollout", "score"):
-            StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
+            run_stage(context, node.stage, node.epoch, node.slot)
     found = shares(read_scored(context.chain, 1), context.config.rewards)
     assert found.keys() == {"jpeg_compressibility", "bright"}
     assert sum(found.values()) == pytest.approx(1.0)
@@ -89,7 +88,7 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     for context in (plain, watched):
         for node in context.plan.nodes():
             if node.epoch == 1 and node.stage in ("rollout", "score", "advantage", "optimize"):
-                StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
+                run_stage(context, node.stage, node.epoch, node.slot)
     same = ("rollout", "advantage", "optimize")
     assert [plain.chain.ref(Node(1, stage)) for stage in same] == [watched.chain.ref(Node(1, stage)) for stage in same]
     store = watched.store

@@ -29,8 +29,7 @@ from flowmill.tasks.modalities.tokens.exporting import write_model
 from flowmill.tasks.modalities.tokens.text import Stops
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, run_stage
 from tests.support.language_models import texts_data, write_language_model
 
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ def load(folder: Path, **settings: Any) -> CausalLM:
 
 
 def roll_out(context: RunContext) -> None:
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
 
 
 def disturb(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
@@ -229,7 +228,7 @@ def test_the_cards_call_draws_from_the_plain_softmax_and_stops_where_the_run_doe
     write_foreign(tmp_path / "lm")
     context = prepare(config)
     run_epoch(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     folder = exported_folder(context.store, context.chain.target(Node(1, "export")))
     card = (folder / "README.md").read_text()
     call = re.search(r"ids = model\.generate\(\*\*inputs, max_new_tokens=4, \*\*drawn(.*)\)\n", card)

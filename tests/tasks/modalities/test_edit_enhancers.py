@@ -24,8 +24,7 @@ from flowmill.tasks.metrics.samples import artifact_table, media_of
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.estimate import _prompt_tokens
 from flowmill.tasks.reports.report import run_report
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, train
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run, train
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data
 
@@ -101,14 +100,14 @@ def test_an_interrupted_render_goes_on_without_the_files_of_images(klein: Path, 
     for name in ("whole", "stopped"):
         data = {**texts_data(tmp_path), "store": {"root": str(tmp_path / name)}}
         context = prepare(edit_data(tmp_path, klein, data))
-        StageRun(make_stage(context, "rollout", 1)).execute()
-        run = StageRun(make_stage(context, "render", 1))
+        run_stage(context, "rollout", 1)
+        run = stage_run(context, "render", 1)
         if name == "stopped":
             run.run_shard(run.pending()[0])
             context = prepare(context.config)
             for number in range(len(_SIZES)):
                 (tmp_path / f"{number}.png").unlink()
-            run = StageRun(make_stage(context, "render", 1))
+            run = stage_run(context, "render", 1)
             assert len(run.pending()) == 1
         manifest = run.execute()
         assert manifest is not None

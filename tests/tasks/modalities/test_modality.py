@@ -23,10 +23,9 @@ from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.trace import States, trace_sample
 from flowmill.tasks.runs.staleness import is_complete
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.categorical import FILE, settings
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stage_run
 
 
 def config_of(folder: Path, *overrides: str) -> RunConfig:
@@ -44,7 +43,7 @@ def test_a_policy_of_another_kind_goes_through_every_stage_and_learns(tmp_path: 
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
         evaluate(context, epoch)
-    StageRun(make_stage(context, "export", 3)).execute()
+    run_stage(context, "export", 3)
     means = [evaluation_figures(context.chain, epoch)["heldout"]["green"]["mean"] for epoch in (0, 3)]
     assert means[0] < 0.5
     assert means[1] > means[0] + 0.2
@@ -72,9 +71,9 @@ def test_its_samples_depend_on_neither_shards_nor_restarts(tmp_path: Path) -> No
     for name, groups in (("one", 1), ("four", 4)):
         config = config_of(tmp_path, f"store.root={tmp_path / name}", f"rollout.groups_per_shard={groups}")
         context = prepare(config)
-        stage = StageRun(make_stage(context, "rollout", 1))
+        stage = stage_run(context, "rollout", 1)
         stage.run_shard(stage.pending()[0])
-        stage = StageRun(make_stage(context, "rollout", 1))
+        stage = stage_run(context, "rollout", 1)
         stage.execute()
         table = artifact_table(context.store, stage.ref)
         ids, log_probs = (table.column(name).to_pylist() for name in ("sample_id", "log_probs"))

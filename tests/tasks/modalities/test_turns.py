@@ -37,8 +37,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import Freshness, side_results, statuses
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
 from tests.support.language_models import drawn_texts_data
 from tests.support.vision_classes import drawn_vision_data
 
@@ -122,8 +121,8 @@ def _check_best(context: RunContext, config: RunConfig, drawn: Mapping[str, int]
     remade = [node for node, state in states.items() if state is not Freshness.FRESH and node[0] in stages]
     assert remade == [("score", "digits#1"), ("score", "digits#2"), ("advantage", "")]
     for slot in ("digits#1", "digits#2"):
-        StageRun(make_stage(best, "score", 1, slot)).execute()
-    StageRun(make_stage(best, "advantage", 1, "")).execute()
+        run_stage(best, "score", 1, slot)
+    run_stage(best, "advantage", 1, "")
     by_turn = {slot: scores_of(best, f"level{slot}") for slot in ("#1", "#2", "")}
     rows, view = RunView(best).samples(1).to_pylist(), RunView(best)
     counted = {row["sample_id"]: row["turn"] for row in view.turns(1).to_pylist() if row["counts"]}
@@ -195,10 +194,10 @@ def test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on(tiny_base: Path
         for node in context.plan.scored(1):
             if groups == 1:
                 # A process makes one shard of each stage, and is killed.
-                run = StageRun(make_stage(context, node.stage, 1, node.slot))
+                run = stage_run(context, node.stage, 1, node.slot)
                 run.run_shard(next(iter(run.pending())))
                 context = RunContext(context.store, context.config, context.run)
-            run = StageRun(make_stage(context, node.stage, 1, node.slot))
+            run = stage_run(context, node.stage, 1, node.slot)
             assert len(run.pending()) == (3 if groups == 1 else 2)
             run.execute()
         digests.append(context.chain.digest())

@@ -29,8 +29,7 @@ from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, execution_of, prepare, run_epoch, run_stage
 from tests.support.vision_classes import vision_data
 
 
@@ -63,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     for epoch in (1, 2):
         run_epoch(context, epoch)
     evaluate(context, 2)
-    StageRun(make_stage(context, "export", 2)).execute()
+    run_stage(context, "export", 2)
     return context
 
 
@@ -186,7 +185,7 @@ def test_the_export_is_what_was_evaluated(trained: RunContext) -> None:
 def test_full_weights_are_exported_with_their_processor(tmp_path: Path) -> None:
     context = prepare(config_of(tmp_path))
     run_epoch(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     folder = exported_folder(context.store, context.chain.require(1, "export").ref)
     made = VisionLM.load(folder, PolicySettings(), frozenset({Part.DENOISER}), {})
     frozen = [torch.equal(value, base) for (name, value), (_, base) in _both(made, tmp_path) if "visual" in name]

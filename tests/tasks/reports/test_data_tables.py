@@ -25,9 +25,8 @@ from flowmill.tasks.reports.data_tables import data_tables
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.samples import ingested_shots
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import pairs, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 
 def rate(context: RunContext, rater: str, preferred: float) -> RatingAnswer:
@@ -135,7 +134,7 @@ def test_the_card_of_an_export_says_what_a_policy_was_trained_on(context: RunCon
         return 12, {}
 
     context.store.make(ref, "model", write, stage="reward_fit", stage_version=1, options={}, inputs=(seen,))
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     made = context.chain.require(1, "export").ref
     folder = context.store.folder(made, context.store.shards(made)[0])
     (card,) = folder.rglob("README.md")

@@ -27,9 +27,8 @@ from flowmill.tasks.reports.report.samples import _encoded
 from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 Make = Callable[..., RunConfig]
 EVIL = '"41" <script>alert(1)</script>'
@@ -140,7 +139,7 @@ def test_latents_without_images_have_no_gallery(make_config: Make) -> None:
     rewards = "rewards=[{name: tests.tasks.stages.test_scoring:Latent}]"
     found = prepare(make_config("run.epochs=1", rewards, "rollout.media={format: none, latents: true}"))
     for stage, slot in (("rollout", ""), ("score", found.config.rewards[0].slot), ("advantage", ""), ("optimize", "")):
-        StageRun(make_stage(found, stage, 1, slot)).execute()
+        run_stage(found, stage, 1, slot)
     assert read_run(found).best == []
     assert "1 of 1 epochs are trained" in Page(run_report(found)).text
 

@@ -26,8 +26,7 @@ from flowmill.tasks.runs.staleness import Freshness, due, explain, side_results,
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.stages import STAGES
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_run
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., RunConfig]
@@ -44,7 +43,7 @@ def finish(config: RunConfig) -> RunContext:
 
 
 def execute(context: RunContext, node: Node, *, force: bool = False) -> ArtifactRef:
-    run = StageRun(make_stage(context, node.stage, node.epoch, node.slot), force=force)
+    run = stage_run(context, node.stage, node.epoch, node.slot, force=force)
     run.execute()
     return run.ref
 

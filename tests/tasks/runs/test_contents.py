@@ -40,10 +40,9 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.input_hashes import InputContents
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.run_inputs import RunInputs
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ROOT
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, run_stage, stage_run
 
 Make = Callable[..., RunConfig]
 ROLLOUT, SCORE, JUDGE = Node(1, "rollout"), Node(1, "score", "head"), Node(0, "judge", "head")
@@ -75,11 +74,11 @@ def scored(make_config: Make, tmp_path: Path) -> RunConfig:
 
 def score(context: RunContext) -> None:
     for node in (ROLLOUT, SCORE):
-        StageRun(make_stage(context, node.stage, 1, node.slot)).execute()
+        run_stage(context, node.stage, 1, node.slot)
 
 
 def pending(context: RunContext, node: Node) -> int:
-    return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
+    return len(stage_run(context, node.stage, node.epoch, node.slot).pending())
 
 
 def mean(context: RunContext) -> float:

@@ -17,8 +17,7 @@ from flowmill.tasks.runs.extension import advanced, grown
 from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
 from flowmill.tasks.runs.state import note_state
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 Make = Callable[..., RunConfig]
 
@@ -76,7 +75,7 @@ def test_dry_says_what_run_would_do(make_config: Make, config_file: Path) -> Non
     evaluate(context, 0)
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     asked = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0"]))
     assert asked.note is not None
     # Nothing is marked as finished, but all is there.
@@ -115,7 +114,7 @@ def test_a_stopped_request_for_further_epochs_leads_to_the_same_number(make_conf
     assert advanced(longer, 2) == 3, "the evaluation and the export are missing"
     for node in longer.chain.nodes():
         if longer.chain.find(*node) is None:
-            StageRun(make_stage(longer, node.stage, node.epoch, node.slot)).execute()
+            run_stage(longer, node.stage, node.epoch, node.slot)
     assert advanced(longer, 2) == 5, "all is there, though nothing recorded the end"
     note_state(longer, "done")
     assert (advanced(longer, 2), understood(asked).note) == (5, None)

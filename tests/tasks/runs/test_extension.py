@@ -14,10 +14,9 @@ from flowmill.configs.schema import RunConfig
 from flowmill.flows.requests import StageRequest
 from flowmill.tasks.runs.extension import chosen_epoch, extend, grown
 from flowmill.tasks.runs.opening import open_run
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT, FlowmillCommand
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, run_stage
 
 Make = Callable[..., RunConfig]
 
@@ -25,9 +24,9 @@ Make = Callable[..., RunConfig]
 def test_gradients_have_the_epochs_that_all_rewards_have_them_of(make_config: Make) -> None:
     rewards = "rewards=[digits_network, {name: digits_network, label: again}]"
     context = prepare(make_config(rewards, "optimize.algorithm=reward_gradient", "rollout.plan=final"))
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     for slot, epoch in (("digits_network", 1), ("again", 2)):
-        StageRun(make_stage(context, "gradient", 1, slot)).execute()
+        run_stage(context, "gradient", 1, slot)
         assert chosen_epoch(context, "gradient", "next") == epoch
 
 
@@ -40,14 +39,14 @@ def test_next_and_latest_follow_what_is_there(make_config: Make) -> None:
 
     first = {"policy": 0, "rollout": 1, "score": 1, "advantage": 1, "optimize": 1, "evaluate": 0, "export": 0}
     assert chosen("next") == chosen("latest") == first
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     assert chosen("next") == {**first, "rollout": 2}
-    StageRun(make_stage(context, "score", 1, "jpeg_compressibility")).execute()
+    run_stage(context, "score", 1, "jpeg_compressibility")
     assert chosen("next")["score"] == 1, "one of two rewards"
-    StageRun(make_stage(context, "score", 1, "jpeg_incompressibility")).execute()
+    run_stage(context, "score", 1, "jpeg_incompressibility")
     assert chosen("next") == {**first, "rollout": 2, "score": 2}
     for stage in ("advantage", "optimize"):
-        StageRun(make_stage(context, stage, 1)).execute()
+        run_stage(context, stage, 1)
     trained_once = {"evaluate": 1, "export": 1}
     assert chosen("latest") == {**first, **trained_once}
     assert chosen("next") == {

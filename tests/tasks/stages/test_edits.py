@@ -21,10 +21,9 @@ from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.given import only_batch, picture, png, write_jsonl, write_members
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 
 @pytest.mark.campaign
@@ -53,7 +52,7 @@ def test_given_edits_are_trained_as_a_plain_loop_of_diffusers_does(tmp_path: Pat
     config = load_config("tiny_edit_sft", [f"store.root={tmp_path}", *whole])
     remember(config)
     context = prepare(config)
-    StageRun(make_stage(context, "advantage", 1)).execute()
+    run_stage(context, "advantage", 1)
     trained = only_batch(context)
     pipeline = cast(Any, FluxKontextPipeline.from_pretrained(context.base_folder))
     folder, size = ROOT / "configs" / "prompts", (config.model.height, config.model.width)

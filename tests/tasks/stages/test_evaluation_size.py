@@ -13,9 +13,8 @@ from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 FEW = ("rollout.prompts_per_epoch=1", "rollout.group_size=2", "evaluate.samples=2")
 
@@ -41,7 +40,7 @@ def test_evaluations_are_of_their_own_size_and_rollouts_stay_what_they_were(
     assert shapes(larger, 0, "evaluate") == {(32, 16, 3)}
     assert larger.policy_ref(1) == plain.policy_ref(1), "nothing else depends on it"
     assert larger.chain.require(0, "evaluate").ref != plain.chain.require(0, "evaluate").ref
-    StageRun(make_stage(larger, "export", 1)).execute()
+    run_stage(larger, "export", 1)
     folder = exported_folder(larger.store, larger.chain.target(Node(1, "export")))
     call = json.loads((folder / "generation.json").read_text())["call"]
     assert (call["height"], call["width"]) == (32, 16), "the card draws what was evaluated"

@@ -301,13 +301,13 @@ def text_bomb() -> bytes:
     return png(picture(1), pnginfo=about)
 
 
-BAD_FILES = {
+BAD_FILES: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "empty": (b"", "cannot be read as an image or clip"),
     "bomb": (bomb(9_000, 9_000), "has 81,000,000 pixels, more than"),
     "larger bomb": (bomb(2**31 - 1, 2**31 - 1), "pixels"),
     "no size": (bomb(0, 5), "cannot be read as an image or clip"),
     "half a bomb": (bomb(3000, 3000), "cannot be read as an image or clip"),
-    "text bomb": (text_bomb(), "cannot be read as an image or clip"),
+    "text bomb": (text_bomb, "cannot be read as an image or clip"),
     "several pages": (
         png(picture(1), format="TIFF", save_all=True, append_images=[picture(2), picture(3)]),
         "animation of 3 frames",
@@ -331,7 +331,7 @@ BAD_FILES = {
 def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_path: Path, kind: str) -> None:
     data, message = BAD_FILES[kind]
     config = given(singles())
-    (tmp_path / "given" / "2-image.png").write_bytes(data)
+    (tmp_path / "given" / "2-image.png").write_bytes(data() if callable(data) else data)
     with pytest.raises(DataError, match=f"line 3: 2-image.png .*{message}"):
         prepare(config)
     context = prepare(given(config.data.train if config.data else "", bad_rows="leave_out"))

@@ -24,10 +24,9 @@ from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.diffusion.data_media import DataMedia
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.given import only_batch, picture, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
 Make = Callable[..., RunConfig]
@@ -101,7 +100,7 @@ def test_clips_with_sound_are_trained_as_a_plain_loop_of_diffusers_does(given: M
     for row, (frames, heard) in enumerate(films.values()):
         np.testing.assert_array_equal(shard.media(row), frames[:9])
         np.testing.assert_array_equal(shard.sound(row).samples, heard.samples[: 9 * 640])
-    StageRun(make_stage(context, "advantage", 1)).execute()
+    run_stage(context, "advantage", 1)
     trained = only_batch(context)
     pipeline = cast(Any, LTX2Pipeline.from_pretrained(context.base_folder))
     errors = []

@@ -28,9 +28,8 @@ from flowmill.models.policies.wan_i2v import Wan21ImageToVideo, Wan22ImageToVide
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 from tests.tasks.stages.test_presets import evaluated
 
 PROMPTS = ["a red cube", "two cats and a dog"]
@@ -155,7 +154,7 @@ def test_a_whole_run_exports_a_call_that_ends_with_the_last_image(
     context = prepare(clips(tmp_path, "wan22_i2v", 2))
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     place = tmp_path / "place"
     shutil.copytree(exported_folder(context.store, context.chain.require(1, "export").ref), place)
     usage = json.loads((place / "generation.json").read_text())

@@ -24,10 +24,9 @@ from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.foreign_adapters import plain_peft, written
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, execution_of, prepare, run_epoch, run_stage
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
@@ -101,7 +100,7 @@ def test_rank_alpha_and_layers_are_the_adapters_and_its_bytes_are_part_of_the_po
     run_epoch(context, 1)
     moved = stored(context, 1, Weights.TRAINED.value)
     assert 0 < max(float((moved[name] - started[name]).abs().max()) for name in started) < 0.1
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     first = context.policy_ref(0)
     # Elsewhere, by another name and with what it has written out: the same.
     shutil.copytree(adapter, tmp_path / "elsewhere")

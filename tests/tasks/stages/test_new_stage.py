@@ -16,8 +16,7 @@ from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.stages import STAGES, StageSpec, names_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, stage_run
 
 BEST = Node(1, "best")
 
@@ -50,7 +49,7 @@ def test_a_new_stage_is_one_class_and_one_entry(
     context = prepare(make_config("run.epochs=1"))
     run_epoch(context, 1)
     assert status_of(context.chain, BEST).state is not Freshness.FRESH
-    run = StageRun(make_stage(context, "best", 1))
+    run = stage_run(context, "best", 1)
     run.execute()
     assert status_of(context.chain, BEST).state is Freshness.FRESH
     assert context.chain.require(*BEST).ref == run.ref
@@ -59,4 +58,4 @@ def test_a_new_stage_is_one_class_and_one_entry(
     (record,) = context.store.shards(run.ref)
     assert json.loads(context.store.files(run.ref, record).path("best.json").read_bytes()) == first
     assert verify_store(context.store, deep=True)["problems"] == []
-    assert not StageRun(make_stage(context, "best", 1)).pending(), "a second time nothing is due"
+    assert not stage_run(context, "best", 1).pending(), "a second time nothing is due"

@@ -11,7 +11,7 @@ import pytest
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluation_figures, grids
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
 
 Make = Callable[..., RunConfig]
 
@@ -25,7 +25,7 @@ def test_evaluations_do_not_depend_on_shards(make_config: Make, tmp_path: Path) 
     for name, ranks, before in (("one", 1, 0), ("two", 3, 0), ("killed", 1, 2), ("other", 3, 1)):
         changes = (f"store.root={tmp_path / name}", *settings)
         if before:
-            begun = StageRun(make_stage(prepare(make_config(*changes)), "evaluate", 0))
+            begun = stage_run(prepare(make_config(*changes)), "evaluate", 0)
             for shard in begun.pending()[:before]:
                 begun.run_shard(shard)
         context = prepare(make_config(*changes, f"execution.processes={ranks}"))
@@ -87,13 +87,13 @@ def test_rewards_that_compare_get_whole_groups_of_what_was_cut(make_config: Make
         where = (f"store.root={tmp_path / str(ranks)}", "execution.rollout_batch_size=2", "evaluate.samples=6")
         plain = make_config(*where, f"execution.processes={ranks}")
         context = prepare(plain)
-        StageRun(make_stage(context, "rollout", 1)).execute()
-        StageRun(make_stage(context, "evaluate", 0)).execute()
+        run_stage(context, "rollout", 1)
+        run_stage(context, "evaluate", 0)
         context = prepare(make_config(*where, f"execution.processes={ranks}", "monitors=[{name: diversity}]"))
-        StageRun(make_stage(context, "score", 1, "diversity")).execute()
+        run_stage(context, "score", 1, "diversity")
         judging = make_config(*where, f"execution.processes={ranks}", "evaluate.judges=[{name: diversity}]")
         judged = prepare(judging)
-        StageRun(make_stage(judged, "judge", 0, "diversity")).execute()
+        run_stage(judged, "judge", 0, "diversity")
         refs = [context.chain.require(1, "score", "diversity").ref, judged.chain.require(0, "judge", "diversity").ref]
         names.append([[record.shard for record in context.store.records(ref)] for ref in refs])
         digests.append([context.store.require(ref).content for ref in refs])

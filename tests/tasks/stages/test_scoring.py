@@ -29,7 +29,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.clip import write_latent_head
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch, run_stage, stage_run
 from tests.support.serving import served, spoiling
 
 Make = Callable[..., RunConfig]
@@ -153,10 +153,10 @@ def test_a_failure_of_all_samples_stops_before_training_whatever_the_policy(make
     every = [f'"{number:02d}"' for number in range(8)]
     context = prepare(make_config(excluding("exclude_group", *every), f"rollout.groups_per_shard={size}"))
     for stage, slot in (("rollout", ""), ("score", "mine")):
-        StageRun(make_stage(context, stage, 1, slot)).execute()
+        run_stage(context, stage, 1, slot)
     assert context.store.require(made(context, "score", "mine")).summary == {"failed": 16}
     with pytest.raises(RewardError, match=r"every sample of epoch 1 is left out.*stage score --run small --epoch 1"):
-        StageRun(make_stage(context, "advantage", 1)).execute()
+        run_stage(context, "advantage", 1)
 
 
 def test_a_shard_of_one_bad_prompt_stops_nothing(make_config: Make) -> None:
@@ -229,18 +229,18 @@ def test_a_stopped_run_goes_on_when_failures_are_excluded(make_config: Make) -> 
     wide = "rollout.prompts_per_epoch=8"
     bad = make_stage(prepare(make_config(excluding("stop"), wide)), "rollout", 1).groups[-1].text
     context = prepare(make_config(excluding("stop", bad), wide, "run.name=fails"))
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     with pytest.raises(RewardError, match=f"failed for prompt '{bad}'"):
-        StageRun(make_stage(context, "score", 1, "mine")).execute()
+        run_stage(context, "score", 1, "mine")
     assert len(context.store.committed(make_stage(context, "score", 1, "mine").ref)) == 3, "the others are kept"
     context = prepare(make_config(excluding("exclude_group", bad), wide, "run.name=fails"))
     for name, slot in (("score", "mine"), ("advantage", ""), ("optimize", "")):
-        StageRun(make_stage(context, name, 1, slot)).execute()
+        run_stage(context, name, 1, slot)
     assert context.store.require(made(context, "advantage")).summary["excluded_groups"] == 1
     # With the stricter policy the same scores are an error again, where they become advantages.
     strict = prepare(make_config(excluding("stop", bad), wide, "run.name=fails"))
     with pytest.raises(RewardError, match=r"'mine' failed for 4 samples of epoch 1, .* on_failure is 'stop'"):
-        StageRun(make_stage(strict, "advantage", 1)).execute()
+        run_stage(strict, "advantage", 1)
 
 
 def test_a_groupwise_reward_sees_one_prompt_at_a_time(make_config: Make) -> None:
@@ -349,9 +349,9 @@ def test_composition_belongs_to_the_advantages_alone(make_config: Make) -> None:
     for number, more in enumerate((", threshold: -1.0", ", standardize: true", ", weight: 2.0")):
         context = prepare(make_config(rewards.format(more), f"run.name=other-{number}"))
         assert make_stage(context, "rollout", 1).ref == make_stage(plain, "rollout", 1).ref
-        StageRun(make_stage(context, "rollout", 1)).finish()
+        stage_run(context, "rollout", 1).finish()
         for slot in ("jpeg_compressibility", "digits"):
-            run = StageRun(make_stage(context, "score", 1, slot))
+            run = stage_run(context, "score", 1, slot)
             assert not run.pending(), "found, not scored again"
             run.finish()
         stage = make_stage(context, "advantage", 1)
@@ -364,10 +364,10 @@ def test_composition_belongs_to_the_advantages_alone(make_config: Make) -> None:
 def test_monitors_may_fail_for_some(make_config: Make) -> None:
     context = prepare(make_config(excluding("exclude_sample").replace("rewards", "monitors")))
     run_epoch(context, 1)
-    StageRun(make_stage(context, "score", 1, "mine")).execute()
+    run_stage(context, "score", 1, "mine")
     failing = prompts_of(context)[0]
     context = prepare(make_config(excluding("exclude_sample", failing).replace("rewards", "monitors")))
-    StageRun(make_stage(context, "score", 1, "mine")).execute()
+    run_stage(context, "score", 1, "mine")
     assert rewards_of(context, "mine").column("reward").null_count == 4
     assert -1.0 <= correlations(read_scored(context.chain, 1))["mine"] <= 1.0
 

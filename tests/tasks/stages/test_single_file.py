@@ -16,9 +16,8 @@ from flowmill.models.library_loading import quiet_libraries
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import changed_files
 from flowmill.tasks.runs.opening import open_run
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, run_stage
 from tests.support.language_models import texts_data
 from tests.support.single_files import before, sd3_transformer, single_file, state
 
@@ -49,7 +48,7 @@ def test_a_run_starts_from_a_file_and_its_content_alone_is_part_of_what_the_base
     for name, tensor in own.items():
         assert torch.equal(ours[name], tensor * (2 if name == "proj_out.weight" else 1))
     run_epoch(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     export = context.chain.require(1, "export").ref
     folder = context.store.folder(export, context.store.shards(export)[0]) / "pipeline"
     base, card = context.chain.require(0, "base").ref, (folder / "README.md").read_text()

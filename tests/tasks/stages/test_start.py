@@ -22,8 +22,7 @@ from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.runs.start import check_start
 from flowmill.tasks.specs.graph import policy_after
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
@@ -101,7 +100,7 @@ def test_the_start_is_part_of_the_policys_identity_and_outlives_its_run(
     for name in ("evaluate", "judge"):
         assert again.chain.find(0, name) is None
     evaluate(again, 2)
-    StageRun(make_stage(again, "export", 2)).execute()
+    run_stage(again, "export", 2)
     card = exported_folder(again.store, again.chain.require(2, "export").ref) / "README.md"
     assert f"Training started from the policy `small@1`, `{policy}`" in card.read_text()
     assert open_run(again.store.root.uri, "second", reads=True).policy_ref(2) == again.policy_ref(2)

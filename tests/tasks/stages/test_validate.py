@@ -22,9 +22,8 @@ from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.specs.graph import HELD_OUT, Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import pairs, picture, rated, singles, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 from tests.support.language_models import texts_data
 
 Begin = Callable[..., RunContext]
@@ -61,7 +60,7 @@ def losses(context: RunContext) -> dict[int, dict[str, float]]:
 
 
 def validate(context: RunContext, epoch: int) -> None:
-    StageRun(make_stage(context, "validate", epoch)).execute()
+    run_stage(context, "validate", epoch)
 
 
 def test_the_loss_is_the_algorithms_and_training_stays_as_it_is(begin: Begin) -> None:

@@ -19,11 +19,10 @@ from sqlalchemy import String
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking import logged
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.tracker import Tracker
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 from tests.tasks.tracking.test_tracking import client_of, exported, steps, track
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -230,7 +229,7 @@ def test_every_name_a_person_chooses_reaches_mlflow(make_config: Make, tmp_path:
     exported(context, 1)
     name, label = "e" * 60, "r" * 100
     for stage, slot in (("evaluate", name), ("judge", f"{label}@{name}")):
-        StageRun(make_stage(context, stage, 1, slot)).execute()
+        run_stage(context, stage, 1, slot)
     tracker = Tracker(context, orchestrator={})
     tracker.log_export(1)
     assert tracker.close("FINISHED") is None

@@ -26,13 +26,12 @@ from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_rewa
 from flowmill.tasks.metrics.rules import RULES
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking import client as mlflow_client
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import runs_page
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Make = Callable[..., RunConfig]
@@ -56,7 +55,7 @@ def track(context: RunContext, status: str = "FINISHED", **links: str) -> None:
 
 
 def exported(context: RunContext, epoch: int) -> None:
-    StageRun(make_stage(context, "export", epoch)).execute()
+    run_stage(context, "export", epoch)
 
 
 @pytest.fixture
@@ -236,12 +235,12 @@ def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) 
         run_epoch(context, epoch)
     track(context)
     client, first = client_of(context)
-    StageRun(make_stage(context, "score", 2, "tests.support.rewards:Restless"), force=True).execute()
+    run_stage(context, "score", 2, "tests.support.rewards:Restless", force=True)
     reported: list[str] = []
     context.reporter.message = reported.append  # type: ignore[method-assign]
     tracker = Tracker(context, orchestrator={})
     for name in ("advantage", "optimize"):
-        StageRun(make_stage(context, name, 2)).execute()
+        run_stage(context, name, 2)
     tracker.log_epoch(2)
     assert tracker.close("FINISHED") is None
     _, second = client_of(context)
@@ -312,8 +311,8 @@ def test_the_database_moves_with_its_folder_and_names_no_place(tracked: RunConte
     shutil.copytree(old, new)
     shutil.rmtree(old)
     moved = open_run(str(new), "small")
-    StageRun(make_stage(moved, "evaluate", 1, "more")).execute()
-    StageRun(make_stage(moved, "judge", 1, "jpeg_compressibility@more")).execute()
+    run_stage(moved, "evaluate", 1, "more")
+    run_stage(moved, "judge", 1, "jpeg_compressibility@more")
     track(moved)
     client, run = client_of(moved)
     assert "eval-more/heldout/jpeg_compressibility_mean" in run.data.metrics

@@ -1,6 +1,6 @@
-"""Effects of every algorithm on a policy: up with rewarded samples, down with the rest, towards the reference.
+"""Losses row by row against numbers worked out here, through each algorithm's own ``loss`` on a policy of closed form.
 
-All through the algorithms' own ``loss``, on a policy with a closed form (tests/support/toy.py).
+Properties that every algorithm has are in test_algorithms.py.
 """
 
 from __future__ import annotations
@@ -13,138 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowmill.configs.registry import create
 from flowmill.models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
-from flowmill.models.maths.transitions import FlowSDE, Kernel, rectifiers
-from flowmill.tasks.algorithms import ALGORITHMS
-from flowmill.tasks.algorithms.base import Algorithm
+from flowmill.models.maths.transitions import FlowSDE, Grid, Kernel, rectifiers
+from flowmill.tasks.algorithms.base import BehaviorDecay
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
-from flowmill.tasks.algorithms.objectives import divergence_mask, loser_share, ratio_metrics, simple_surrogate
-from tests.golden.algorithms2026.rows import given
-from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
-
-Options = dict[str, Any]
-
-STEPS: list[tuple[str, Options]] = [
-    ("grpo", {}),
-    ("grpo", {"reduce": "sum", "clip_range": 0.2}),
-    ("grpo", {"from_means": True}),
-    ("grpo", {"surrogate": "spo", "clip_range": 0.2}),
-    ("tempflow", {}),
-    ("flash_grpo", {}),
-    ("grpo_guard", {}),
-    ("grpo_guard", {"divide_by_dt": False}),
-    *[(name, {"surrogate": "spo"}) for name in ("tempflow", "flash_grpo", "grpo_guard")],
-    ("flow_dppo", {}),
-]
-SAMPLES: list[tuple[str, Options]] = [
-    ("nft", {}),
-    ("nft", {"beta": 0.1}),
-    *[("awm", {"weighting": kind}) for kind in ("uniform", "t", "t2", "huber", "ghuber", "adaptive")],
-    ("v_grpo", {}),
-    *[(name, {"surrogate": "spo"}) for name in ("awm", "v_grpo")],
-    ("dpo", {"beta": 2.0}),
-    ("dpo", {"beta": 2.0, "winner_margin": 0.5}),
-    ("kto", {"beta": 2.0}),
-    ("apo_zero", {"beta": 2.0}),
-    ("dgpo", {"beta": 1.0}),
-    *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
-    ("crd", {"adaptive": False, "detach_center": True}),
-    ("ram", {}),
-    ("ram", {"multiplier": 0.5}),
-]
-
-
-def make(name: str, options: Options) -> Algorithm:
-    made: Algorithm = create(ALGORITHMS, name, options, label="algorithm")
-    return made
-
-
-def gradient(algorithm: Algorithm, rows: DiffusionBatch, toy: Toy, behavior: Any = None) -> Tensor:
-    loss = algorithm.loss(rows, models_of(toy, toy.theta.detach() if behavior is None else behavior)).loss.mean()
-    (found,) = torch.autograd.grad(loss, toy.theta)
-    return found
-
-
-def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
-    """Return how likely each row is under a policy: its log-prob, or minus its error."""
-    velocity = Toy.at(theta, rows.latents, rows.grid.sigma)
-    if isinstance(rows, TransitionBatch):
-        return FlowSDE(0.7).step(rows.latents, velocity, rows.grid).log_prob(rows.next_latents)
-    assert isinstance(rows, ForwardBatch)
-    return -((velocity - rows.target) ** 2).flatten(1).mean(1)
-
-
-@pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)
-def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: str, options: Options) -> None:
-    algorithm, theta = make(name, options), vector(START)
-    found = []
-    for advantages in ([1.0, -1.0], [-1.0, 1.0]):
-        if algorithm.requires.data == "forward":
-            # Errors left and right of the target of a policy that sits between them.
-            rows: DiffusionBatch = noised(advantages, [0, 0], mirrored=True)
-        else:
-            rows = transitions(advantages, theta, sigma=(0.6, 0.6), mirrored=True)
-        slope = gradient(algorithm, rows, Toy(theta, theta))
-        # Only the shift c moves: two mirrored samples lie on opposite sides of it.
-        step = torch.cat([torch.zeros(2, dtype=torch.float64), slope[2:]])
-        change = scores(rows, theta - 1e-6 * step / step.norm()) - scores(rows, theta)
-        expected = torch.sign(vector(advantages))
-        assert torch.sign(change).tolist() == expected.tolist()
-        found.append(slope)
-    torch.testing.assert_close(found[0][2:], -found[1][2:], rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *STEPS,
-        *(
-            (name, o)
-            for name, o in SAMPLES
-            if name in ("awm", "v_grpo", "dgpo") or not {"detach_center", "winner_margin"} & set(o)
-        ),
-    ],
-    ids=str,
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.algorithms.grpo_guard import GRPOGuard
+from flowmill.tasks.algorithms.objectives import (
+    divergence_mask,
+    loser_share,
+    pair_sign,
+    policy_kl,
+    ratio_metrics,
+    simple_surrogate,
 )
-def test_gradient_equals_finite_differences_in_every_parameter(name: str, options: Options) -> None:
-    # Wide clips: no row sits at a kink.
-    wide = {name: {"clip_range": 0.9} for name in ("grpo", "tempflow", "flash_grpo", "grpo_guard")}
-    wide |= {"flow_dppo": {"threshold": 1e6}, "awm": {"clip_range": 10.0}, "v_grpo": {"clip_range": 10.0}}
-    # The group weight of DGPO has no gradient by definition; with this beta it is 1/2 regardless of the policy.
-    wide |= {"dgpo": {"beta": 1e-13, "clip_range": 1e6}}
-    algorithm, theta = make(name, {**options, **wide.get(name, {})}), vector(START)
-    advantages, units = [1.5, -0.5, 0.7, -1.2], [0, 0, 1, 1]
-    behavior = vector(BEHAVIOR)
-    if algorithm.requires.data == "transitions":
-        rows: DiffusionBatch = transitions(advantages, behavior)
-    elif name in ("nft", "crd", "v_grpo") or options.get("weighting") == "adaptive":
-        rows, theta, behavior = almost_perfect(advantages, units, tiny=name != "crd" or options.get("adaptive", True))
-    else:
-        rows = noised(advantages, units)
-    found = gradient(algorithm, rows, Toy(theta, vector(REFERENCE)), behavior)
-    size = 1e-6 if rows.latents.abs().max() > 0.1 else 2e-7
-    for i in range(len(theta)):
-        nudge = torch.zeros_like(theta)
-        nudge[i] = size
-        with torch.no_grad():
-            high, low = (
-                algorithm.loss(rows, models_of(Toy(theta + sign * nudge, vector(REFERENCE)), behavior)).loss.mean()
-                for sign in (1, -1)
-            )
-        expected = float(high - low) / (2 * size)
-        assert float(found[i]) == pytest.approx(expected, rel=2e-4, abs=1e-6 * float(found.abs().max())), i
-
-
-def almost_perfect(advantages: list[float], units: list[int], *, tiny: bool) -> tuple[ForwardBatch, Tensor, Tensor]:
-    """Return samples whose errors are below 1e-5, where the self-normalized losses divide by that constant.
-
-    Elsewhere their normalizer is frozen by definition, so that the gradient is not that of the loss.
-    """
-    size = 2e-6 if tiny else 1.0
-    small = [size * draw for draw in draws(2, len(advantages), 2, 3, seed=3)]
-    rows = noised(advantages, units, clean=small[0], noise=small[1])
-    return rows, size * vector(START), size * vector(BEHAVIOR)
+from tests.golden.algorithms2026.rows import given
+from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, common, draws, models_of, noised, transitions, vector
+from tests.tasks.algorithms.cases import Options, gradient, linear, losses, make, models_of_linear, scores
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.1), (0.1, 0.3), (0.3, 0.1)])
@@ -501,28 +386,6 @@ def test_the_kl_is_added_row_by_row(name: str, options: Options, to: str) -> Non
     assert "kl" not in plain.metrics
 
 
-@pytest.mark.parametrize(("name", "options"), SAMPLES, ids=str)
-def test_rows_that_pad_a_batch_change_no_other_row(name: str, options: Options) -> None:
-    theta, advantages = vector(START), [1.0, -1.0, 0.5, -2.0]
-    rows = noised(advantages, [0, 0, 1, 1])
-    padded = noised([*advantages, -2.0], [0, 0, 1, 1, 2], sigma=(0.8, 0.6, 0.4, 0.2, 0.2))
-    padded = dataclasses.replace(
-        padded,
-        **{
-            field: torch.cat([getattr(rows, field), getattr(rows, field)[-1:]])
-            for field in ("latents", "clean", "noise", "grid", "advantages")
-            if field != "grid"
-        },
-        weights=vector([1, 1, 1, 1, 0]),
-    )
-    alone, together = (
-        make(name, options).loss(batch, models_of(Toy(theta, vector(REFERENCE)))).loss.detach()
-        for batch in (rows, padded)
-    )
-    torch.testing.assert_close(together[:4], alone)
-    assert bool(together.isfinite().all())
-
-
 def slope_of(rows: ForwardBatch) -> Tensor:
     """Return the gradients, at samples, of a reward that is best at one place."""
     return vector([0.7, -0.4, 0.1]) - rows.clean
@@ -570,3 +433,235 @@ def test_a_bounded_target_is_reached_and_a_linear_one_never() -> None:
     torch.testing.assert_close(slope("bounded", 1e6), torch.zeros_like(best), atol=1e-9, rtol=0)
     # d(-c <g, x0^>) / dv = c t g, wherever the policy is.
     torch.testing.assert_close(slope("linear"), 0.3 * 0.5 * rows.gradients)
+
+
+#: Advantages of three pairs.
+SIX = (1.1, -0.6, 0.4, -1.3, 0.8, -0.2)
+HALF = linear(0.5).theta.detach()
+
+
+def six_steps() -> TransitionBatch:
+    """Return steps of the linear policy of scale 0.5, the first from pure noise, the last to level 0."""
+    return transitions(SIX, HALF, sigma=torch.linspace(1.0, 0.2, 6, dtype=torch.float64).tolist(), dt=0.2)
+
+
+def six_noised() -> ForwardBatch:
+    return noised(SIX, [0, 0, 1, 1, 2, 2], sigma=torch.linspace(0.1, 0.9, 6, dtype=torch.float64).tolist())
+
+
+def slow_loss(policy: Toy, rows: TransitionBatch, clip: float, kl_coef: float, noise_level: float = 0.7) -> float:
+    """The same formulas, one number at a time, in python floats."""
+    total = 0.0
+    for r in range(len(SIX)):
+        sigma, following, second = (
+            float(t[r]) for t in (rows.grid.sigma, rows.grid.sigma_next, rows.grid.sigma_second)
+        )
+        dt, safe = following - sigma, min(sigma, second) if sigma > 0.99 else sigma
+        s = noise_level * math.sqrt(sigma / (1 - safe))
+        log_prob = kl = 0.0
+        x, y = rows.latents[r].flatten().tolist(), rows.next_latents[r].flatten().tolist()
+        for xi, yi in zip(x, y, strict=True):
+            means = []
+            for scale in (float(policy.theta[0].detach()), 0.3):
+                v = scale * xi + 0.1
+                means.append(xi + (v + s**2 / (2 * sigma) * (xi + (1 - sigma) * v)) * dt)
+            variance = s**2 * -dt
+            log_prob += -((yi - means[0]) ** 2) / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
+            kl += (means[0] - means[1]) ** 2 / (2 * variance)
+        ratio = math.exp(log_prob / len(x) - float(rows.old_log_probs[r]))
+        advantage = float(rows.advantages[r])
+        total += max(-advantage * ratio, -advantage * min(max(ratio, 1 - clip), 1 + clip)) + kl_coef * kl / len(x)
+    return total / len(SIX)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+@pytest.mark.parametrize("scale", [0.5, 0.52, 0.9])
+def test_loss_equals_the_slow_one(scale: float, kl_coef: float) -> None:
+    rows = six_steps()
+    ours = losses(GRPO(clip_range=0.01, kl_coef=kl_coef), rows, linear(scale)).loss.mean()
+    assert float(ours.detach()) == pytest.approx(slow_loss(linear(scale), rows, 0.01, kl_coef), rel=1e-12)
+
+
+def test_nft_gradient_is_that_of_its_fixed_normalizers() -> None:
+    rows, policy, options = six_noised(), linear(0.55), {"beta": 0.5, "scale": 2.0}
+    algorithm = make("nft", options)
+    found = gradient(algorithm, rows, policy, HALF)
+    level, r = rows.grid.sigma.view(-1, 1, 1), (rows.advantages / 4 + 0.5).clamp(0, 1)
+    old = 0.5 * rows.latents + 0.1
+    expected = torch.zeros((), dtype=torch.float64)
+    for sign, weight in ((1, r), (-1, 1 - r)):
+        u = old + sign * 0.5 * (policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning).detach() - old)
+        off = rows.latents - level * u - rows.clean
+        scale = off.abs().flatten(1).mean(1)
+        slope = (2 * off * -level * sign * 0.5 * rows.latents).flatten(1).mean(1) / scale
+        expected += (weight * slope).mean() * 2.0 / 0.5
+    assert float(found[0]) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_v_grpo_gradient_is_that_of_a_fixed_divisor() -> None:
+    rows, policy = six_noised(), linear(0.55)
+    found = gradient(make("v_grpo", {"clip_range": 10.0}), rows, policy, HALF)
+    level = rows.grid.sigma
+    error, slope = policy.velocity(rows.latents, level, rows.conditioning).detach() - rows.target, rows.latents
+    old = 0.5 * rows.latents + 0.1 - rows.target
+
+    def surrogate(e: Tensor) -> Tensor:
+        return level * (e**2).flatten(1).mean(1) / e.abs().flatten(1).mean(1)
+
+    ratio = torch.exp(surrogate(old) - surrogate(error))
+    each = level * (2 * error * slope).flatten(1).mean(1) / error.abs().flatten(1).mean(1)
+    assert float(found[0]) == pytest.approx((rows.advantages * ratio * each).mean().item(), rel=1e-9)
+
+
+def test_dgpo_freezes_rows_that_went_far_enough() -> None:
+    rows = six_noised()
+    result = make("dgpo", {"clip_range": 1e-9}).loss(rows, models_of_linear(linear(0.55)))
+    frozen = result.metrics["frozen"].bool()
+    assert bool(frozen.any())
+    assert not bool(frozen.all())
+    policy = linear(0.55)
+    result = make("dgpo", {"clip_range": 1e-9}).loss(rows, models_of_linear(policy))
+    (slope,) = torch.autograd.grad(result.loss[frozen].sum(), policy.theta, allow_unused=True)
+    assert slope is None or not slope.any()
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("shape", [(2, 3), (8, 3)])
+def test_the_guarded_log_ratio_has_mean_zero(reduce: Any, shape: tuple[int, ...]) -> None:
+    # Many draws of one step of the behavior policy; the policy has moved away from it.
+    count = 20_000
+    sigma = torch.full((count,), 0.6, dtype=torch.float64)
+    grid = Grid(sigma, sigma - 0.2, torch.full_like(sigma, 0.9))
+    latents = draws(1, 1, *shape, seed=3)[0].expand(count, *shape)
+    old = FlowSDE(0.7).step(latents, 0.5 * latents + 0.1, grid)
+    following = old.sample(draws(1, count, *shape, seed=4)[0])
+    rows = TransitionBatch(
+        latents=latents,
+        next_latents=following,
+        grid=grid,
+        old_log_probs=old.log_prob(following),
+        old_means=old.mean,
+        mean_std=sigma,
+        mean_rectifier=sigma,
+        **common([1.0] * count, [0] * count),
+    )
+    for from_means in (False, True):
+        algorithm = GRPOGuard(reduce=reduce, from_means=from_means)
+        metrics = algorithm.loss(rows, models_of_linear(linear(0.65))).metrics
+        log_ratio = metrics["ratio"] - 1 - metrics["approx_kl"]
+        error = float(log_ratio.std()) / math.sqrt(count)
+        assert float(log_ratio.std()) > 1e-3
+        assert abs(float(log_ratio.mean())) < 4 * error
+
+
+KERNELS_BY_CONVENTION = [
+    (FlowSDE(0.7), True),
+    (DanceSDE(0.3), True),
+    (WanSDE(), True),
+    (CPS(0.8), False),
+    (CPS(0.8, "squared"), False),
+    (FlowDDIM(0.7), False),
+    (Precise(0.7), False),
+]
+
+
+@pytest.mark.parametrize(("kernel", "has_rate"), KERNELS_BY_CONVENTION, ids=str)
+def test_the_published_kl_divides_by_what_each_kernel_calls_its_std(kernel: Kernel, has_rate: bool) -> None:
+    rows = six_steps()
+    grid = Grid(rows.grid.sigma * 0.9, rows.grid.sigma_next * 0.9 + 0.05, rows.grid.sigma_second * 0.9)
+    new, base = (kernel.step(rows.latents, scale * rows.latents, grid) for scale in (0.5, 0.3))
+    velocities = (0.5 * rows.latents, 0.3 * rows.latents)
+    ours = policy_kl("flow_grpo", new, base, velocities)
+    square = ((new.mean - base.mean) ** 2).flatten(1).mean(1)
+    dt = grid.sigma - grid.sigma_next
+    # std = s sqrt(|dt|) of an SDE, and the public image scripts divide by s; the std of the others is what they know.
+    expected = square / (2 * new.std**2) * (dt if has_rate else 1.0)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
+    assert (new.rate is not None) == has_rate
+
+
+def test_only_the_kl_is_left_of_rows_of_advantage_zero() -> None:
+    rows = dataclasses.replace(six_noised(), advantages=torch.zeros(len(SIX), dtype=torch.float64))
+    for name in ("awm", "dpo", "dgpo"):
+        policy = linear(0.55)
+        result = make(name, {"kl_coef": 0.5}).loss(rows, models_of_linear(policy))
+        torch.testing.assert_close(result.loss, 0.5 * ((0.25 * rows.latents) ** 2).flatten(1).mean(1))
+    # NFT and CRD pull back to the behavior policy, which is where their gradient vanishes.
+    for name in ("nft", "crd"):
+        policy = linear(0.5)
+        loss = make(name, {"adaptive": False} if name == "crd" else {}).loss
+        (slope,) = torch.autograd.grad(loss(rows, models_of_linear(policy)).loss.sum(), policy.theta)
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-12)
+
+
+def test_dpo_skips_pairs_of_equal_advantage_and_follows_the_better_of_the_others() -> None:
+    rows = six_noised()
+    advantages = torch.tensor([0.3, 0.3, 0.1, 0.1 + 1e-12, -1.0, -2.0], dtype=torch.float64)
+    assert pair_sign(advantages, rows.units).tolist() == [0.0, 0.0, -1.0, 1.0, 1.0, -1.0]
+    policy = linear(0.55)
+    algorithm = make("dpo", {"beta": 3.0})
+    result = algorithm.loss(dataclasses.replace(rows, advantages=advantages), models_of_linear(policy))
+    assert result.loss[:2].tolist() == [0.0, 0.0]
+    (slope,) = torch.autograd.grad(result.loss[:2].sum(), policy.theta, retain_graph=True)
+    assert not slope.any()
+    # Where better and worse change places, so does the sign of the pair's margin.
+    swapped = algorithm.loss(dataclasses.replace(rows, advantages=-advantages), models_of_linear(policy))
+    torch.testing.assert_close(swapped.metrics["margin"], -result.metrics["margin"])
+    # A policy that fits the better sample of the last pair more closely has a margin below the base model's.
+    error = ((0.55 * rows.latents + 0.1 - rows.target) ** 2).flatten(1).mean(1)
+    base = ((0.3 * rows.latents + 0.1 - rows.target) ** 2).flatten(1).mean(1)
+    margin = float((error[4] - error[5]) - (base[4] - base[5]))
+    assert float(result.metrics["margin"][4]) == pytest.approx(margin)
+    assert float(result.loss[4].detach()) == pytest.approx(math.log1p(math.exp(1.5 * margin)))
+
+
+def test_behavior_decay_by_hand() -> None:
+    assert [BehaviorDecay()(epoch) for epoch in (1, 100)] == [0.0, 0.0]
+    slow = BehaviorDecay(flat=75, rate=0.0075, maximum=0.999)
+    assert [slow(epoch) for epoch in (74, 75, 76, 1000)] == pytest.approx([0.0, 0.0, 0.0075, 0.999])
+
+
+def test_on_policy_ratio_is_exactly_one_and_the_gradient_is_the_policy_gradient() -> None:
+    rows, policy = six_steps(), linear(0.5)
+    result = GRPO().loss(rows, models_of_linear(policy))
+    assert result.metrics["ratio"].tolist() == [1.0] * len(SIX)
+    assert result.metrics["approx_kl"].tolist() == [0.0] * len(SIX)
+    (slope,) = torch.autograd.grad(result.loss.mean(), policy.theta)
+    step = FlowSDE(0.7).step(rows.latents, policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning), rows.grid)
+    plain = -(rows.advantages * step.log_prob(rows.next_latents)).mean()
+    torch.testing.assert_close(slope, torch.autograd.grad(plain, policy.theta)[0])
+
+
+def test_clipped_rows_have_no_gradient() -> None:
+    rows = six_steps()
+    policy = linear(0.9)
+    result = GRPO(clip_range=1e-6).loss(rows, models_of_linear(policy))
+    ratio = result.metrics["ratio"]
+    outside = ((ratio > 1) & (rows.advantages > 0)) | ((ratio < 1) & (rows.advantages < 0))
+    assert bool(outside.any())
+    (slope,) = torch.autograd.grad(result.loss[outside].sum(), policy.theta)
+    assert not slope.any()
+    assert result.metrics["clip_high"].sum() + result.metrics["clip_low"].sum() == len(SIX)
+
+
+@pytest.mark.parametrize("name", ["awm", "dgpo", "nft", "crd"])
+def test_a_kl_to_the_average_wants_it_and_all_rows(name: str) -> None:
+    algorithm = make(name, {"ema_kl_coef": 0.5})
+    plain = make(name, {})
+    assert algorithm.requires.average
+    assert algorithm.requires.zero_advantages
+    assert not plain.requires.average
+    rows, policy = six_noised(), linear(0.3)
+    models = models_of_linear(policy)
+    models.average = [linear(0.4).theta.detach()]
+    loss, without = (each.loss(rows, models) for each in (algorithm, plain))
+    expected = ((0.1 * rows.latents) ** 2).flatten(1).mean(1)
+    torch.testing.assert_close(loss.metrics["ema_kl"], expected)
+    torch.testing.assert_close(loss.loss - without.loss, 0.5 * loss.metrics["ema_kl"])
+
+
+@pytest.mark.parametrize("name", ["awm", "dgpo"])
+def test_a_behavior_policy_may_follow_slowly(name: str) -> None:
+    algorithm = make(name, {"decay": {"start": 0.9, "maximum": 0.9}})
+    assert algorithm.requires.decay(3) == 0.9
+    assert make(name, {}).requires.decay(3) == 0.0
