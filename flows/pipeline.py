@@ -19,7 +19,7 @@ from flowmill.flows.requests import ContinueRequest, PipelineRequest
 from flowmill.flows.rollouts import Rollouts
 from flowmill.flows.scheduled_runs import end_killed, make_up_for_missed, scheduled, turn
 from flowmill.flows.stages import RunStages
-from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.check import check_plan
 from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.extension import grown
@@ -63,7 +63,7 @@ def training_run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(turn(context, request))
         context = grown(context, request.advance)
-        check_config(context.config, rewards=False)
+        check_plan(context.plan, rewards=False)
         stack.enter_context(executing(context))
         execution = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())

@@ -117,7 +117,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker, show: None)
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
-    monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
+    monkeypatch.setattr(pipeline, "check_plan", lambda plan, rewards: None)
     monkeypatch.setattr(pipeline, "end_killed", lambda flow_run: None)
     monkeypatch.setattr(pipeline, "killed_flow_run", lambda context: "")
     monkeypatch.setattr(pipeline, "note_state", lambda context, state, *about, **more: noted.append(state))

@@ -28,6 +28,7 @@ from flowmill.models.weights.stored_weights import StoredWeights
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.algorithms.base import Batch, Models, Requirements, RowLoss, expect
 from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
 from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
@@ -162,24 +163,24 @@ class Categorical(Kind, ModalitySpec):
     encodes = False
     sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
 
-    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def encoding_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
-        rollout = config.rollout
+    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        rollout = plan.config.rollout
         names = ("prompts_per_epoch", "group_size", "store")
         return {"rollout": {name: getattr(rollout, name) for name in names}}
 
-    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
