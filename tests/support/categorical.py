@@ -37,6 +37,7 @@ from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
 from flowmill.tasks.runs.seeds import derive
 from flowmill.tasks.runs.sharding import rollout_cuts
 from flowmill.tasks.specs.modalities import ModalitySpec
+from flowmill.tasks.specs.plan import RunPlan
 
 WORDS = ("red", "green", "blue", "gray")
 NAME = "tests.support.categorical:Categorical"
@@ -183,13 +184,14 @@ class Categorical(Kind, ModalitySpec):
     def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def check(self, config: RunConfig, requires: Requirements) -> None:
+    def check(self, plan: RunPlan) -> None:
         pass
 
-    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    def cost(self, plan: RunPlan) -> Cost:
+        config = plan.config
         samples = config.rollout.prompts_per_epoch * config.rollout.group_size
         return Cost(
-            prompts=prompts,
+            prompts=plan.prompt_counts,
             samples_per_epoch=samples,
             rollout_forwards=samples,
             optimize_rows=samples,
