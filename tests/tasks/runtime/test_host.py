@@ -14,8 +14,8 @@ from flowmill.models.devices import chosen_device
 from flowmill.models.policies.parts import Part
 from flowmill.models.rewards.base import Needs
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runtime.devices import allocator_advice
@@ -206,7 +206,7 @@ def test_more_processes_than_devices_are_refused_before_any_is_started(
 def test_ranks_stay_for_as_many_epochs_as_asked_for(make_config: Make) -> None:
     left: list[int] = []
     config = make_config("execution.resident_epochs=2")
-    crew = RankExecutor(Execution(begin_run(config)))
+    crew = RankExecutor(Session(begin_run(config)))
     for epoch in range(1, 6):
         crew.begin_epoch()
         if crew._launched is None:
