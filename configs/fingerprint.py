@@ -37,8 +37,11 @@ def _normalize(value: Json) -> Json:
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return value
-    if kind is dict and not value:
-        return value
+    # Types before abstract ones: a list of rows has millions of small values.
+    if kind is list:
+        return [_normalize(item) for item in value]
+    if kind is dict:
+        return {str(key): _normalize(item) for key, item in value.items()}
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} has no JSON form and cannot be part of a fingerprint")

@@ -95,15 +95,25 @@ def _is_finite(value: float, infinite: bool) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Turn off the libraries' progress bars and everything below an error."""
+    """Turn off the progress bars of diffusers and transformers, and everything below an error."""
     import diffusers
-    import transformers
 
-    for library in (diffusers, transformers):
-        library.utils.logging.set_verbosity_error()
-        library.utils.logging.disable_progress_bar()
+    _silence(diffusers)
+    quiet_transformers()
     # An autoencoder of diffusers uses it.
     warnings.filterwarnings("ignore", message=".*weight_norm. is deprecated", category=FutureWarning)
+
+
+def quiet_transformers() -> None:
+    """Do that for transformers alone: language models do not need diffusers, whose import takes a second."""
+    import transformers
+
+    _silence(transformers)
+
+
+def _silence(library: Any) -> None:
+    library.utils.logging.set_verbosity_error()
+    library.utils.logging.disable_progress_bar()
 
 
 def quiet_imports() -> None:

@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
-from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.memory.architectures import meta_decoder, meta_denoiser
 from flowmill.models.memory.conditioning_shapes import as_wide
@@ -194,7 +193,6 @@ def _pipeline(
     config: RunConfig, architecture: Architecture
 ) -> tuple[PipelinePolicy, tuple[Tensor, Mapping[str, Tensor]]]:
     """Return a pipeline of the family with the sizes of the model, and (1, ...) latents and conditioning of a row."""
-    quiet_libraries()
     # Imports diffusers and transformers.
     from flowmill.models.quickstart.tiny import build_tiny
 

@@ -13,6 +13,7 @@ import torch
 
 from flowmill.configs.registry import build
 from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.maths.tokens import log_probs_and_entropy, token_log_probs
 from flowmill.models.policies.attention import LANGUAGE_BACKENDS
 from flowmill.models.policies.base import Policy, PolicySettings
@@ -105,6 +106,7 @@ class CausalLM(Policy):
     ) -> CausalLM:
         """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote; raise ConfigError if the
         folder holds no causal language model, no tokenizer, or no safetensors."""
+        quiet_transformers()
         build(cls.options_type, cls.models.policy, options, label="model.options of")
         check_folder(folder, cls.models)
         config, loader = load_language_config(folder), cls.models.loader()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from flowmill.configs.schema import RunConfig
+from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.policies.base import Policy, PolicySettings
 from flowmill.models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
 from flowmill.models.policies.language_model_folders import hidden_size, load_language_config
@@ -116,6 +117,7 @@ class CriticLM(Policy):
         ``ValueModel``."""
         from transformers import AutoModel
 
+        quiet_transformers()
         config = load_language_config(folder, label="critic.path")
         attention = attention_of(AutoModel, config, settings.attention, label="critic.path")
         check_installed(attention)

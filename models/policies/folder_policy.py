@@ -11,7 +11,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.registry import build
-from flowmill.models.library_loading import diffusers_class, read_json
+from flowmill.models.library_loading import diffusers_class, quiet_libraries, read_json
 from flowmill.models.policies.decoding import DecodingPolicy
 from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.parts import Part
@@ -77,6 +77,7 @@ class FolderPolicy(DecodingPolicy):
     def load(
         cls, folder: Path, settings: DiffusionSettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> Self:
+        quiet_libraries()
         chosen = build(cls.options_type, cls.family, options, label="model.options of")
         index = cls.check_folder(folder, settings)
         cls.check_options(folder, chosen)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
-from flowmill.models.quickstart.pretrain import Report
 
 _CHARACTERS = Characters("0123456789+=")
 #: Number of sums that accuracy is measured on.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from flowmill.models.quickstart.pretrain import Report
+#: Called with the activity, steps done and steps in all.
+Report = Callable[[str, int, int], None]
 
 
 class Builder(Protocol):
@@ -15,5 +17,5 @@ class Builder(Protocol):
     """Channels of its latents, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
-        """Write a diffusers folder; ``report`` is called with the activity, steps done and steps in all."""
+        """Write a diffusers folder; ``report`` is called after each step."""
         ...

@@ -12,7 +12,7 @@ from pydantic import Field
 from flowmill.models.quickstart.corpus import LATENT_CHANNELS, VAE_FACTOR, digit_pairs, rendered_words
 
 if TYPE_CHECKING:
-    from flowmill.models.quickstart.pretrain import Report
+    from flowmill.models.quickstart.base import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

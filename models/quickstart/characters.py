@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from flowmill.configs.option_types import OpenShare
-from flowmill.models.quickstart.pretrain import Report
+from flowmill.models.quickstart.base import Report
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,15 +15,9 @@ from torch import nn
 from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.flux1 import Flux1Kontext
 from flowmill.models.policies.pipeline import TextOptions
+from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
-from flowmill.models.quickstart.pretrain import (
-    Report,
-    as_pixels,
-    noised,
-    normalized_latents,
-    train_autoencoder,
-    train_flow,
-)
+from flowmill.models.quickstart.pretrain import as_pixels, noised, normalized_latents, train_autoencoder, train_flow
 from flowmill.models.quickstart.tiny import build_tiny
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import (
     BOS,
     EOS,
@@ -25,7 +26,6 @@ from flowmill.models.quickstart.characters import (
     train_until,
 )
 from flowmill.models.quickstart.corpus import digit_pairs
-from flowmill.models.quickstart.pretrain import Report
 from flowmill.models.quickstart.vision import image_processor, tiny_model
 
 if TYPE_CHECKING:

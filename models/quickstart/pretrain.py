@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from torch import nn
 
-from flowmill.models.quickstart.pipeline import MAX_TOKENS
+from flowmill.models.quickstart.base import Report
 
 if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, StableDiffusion3Pipeline
     from torch import Tensor
 
-Report = Callable[[str, int, int], None]
 _BATCH = 64
 _VAE_BATCH = 32
 
@@ -67,7 +66,9 @@ def as_pixels(images: np.ndarray) -> Tensor:
 
 def _tokens(pipeline: StableDiffusion3Pipeline, prompts: list[str]) -> Tensor:
     """Return the (N, L) int64 tokens of prompts."""
-    return pipeline.tokenizer(prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
+    return pipeline.tokenizer(
+        prompts, padding="max_length", max_length=pipeline.tokenizer.model_max_length, return_tensors="pt"
+    ).input_ids
 
 
 def train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import (
     BOS,
     EOS,
@@ -24,7 +25,6 @@ from flowmill.models.quickstart.characters import (
     llama,
     train_until,
 )
-from flowmill.models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
     from torch import Tensor

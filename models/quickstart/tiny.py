@@ -20,7 +20,7 @@ from torch import nn
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.registry import resolve
 from flowmill.configs.suggestions import did_you_mean
-from flowmill.models.library_loading import read_json
+from flowmill.models.library_loading import quiet_libraries, read_json
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.pipeline_index import MODULAR, component_entry, in_folder, index_file, portable_index
 from flowmill.models.quickstart import tiny_families
@@ -54,6 +54,7 @@ class TinyBuilder:
 def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """Return the tiny pipeline of a family; equal seeds give equal weights. Raises ConfigError if there is no such
     family. ``changes``: other values of config fields, by part."""
+    quiet_libraries()
     families = tiny_families()
     if family not in families:
         raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, families)}")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import BOS, EOS, PAD, Characters
 from flowmill.models.quickstart.corpus import digit_pairs
-from flowmill.models.quickstart.pretrain import Report, update
+from flowmill.models.quickstart.pretrain import update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from flowmill.configs.option_types import OpenShare
+from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import (
     BOS,
     EOS,
@@ -28,7 +29,6 @@ from flowmill.models.quickstart.characters import (
     train_until,
 )
 from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
-from flowmill.models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
     from torch import Tensor

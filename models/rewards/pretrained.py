@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.path_types import ModelPlace
 from flowmill.models.devices import chosen_device, local_rank
-from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.rewards.sizes import Takes, transformer_takes
 from flowmill.models.weights import pretrained_loading
 
@@ -58,7 +58,7 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
     Raises ConfigError if it does not exist, cannot be reached, lacks weights, or has no safetensors."""
     import transformers
 
-    quiet_libraries()
+    quiet_transformers()
     label, loader = f"reward '{reward}':", getattr(transformers, kind)
     options: dict[str, Any] = {"revision": revision, "local_files_only": Path(path).is_dir(), "remedy": _REMEDY}
     if kind.endswith(("Processor", "Tokenizer", "Config")):

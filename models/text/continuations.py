@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 #: Ids that come before what is decoded, and their text, by tokenizer.
 _BEFORE: WeakKeyDictionary[Any, tuple[list[int], str]] = WeakKeyDictionary()
+#: Size of a tokenizer's vocabulary, and the ids of a line break.
+_LINE_BREAKS: WeakKeyDictionary[Any, tuple[int, list[int]]] = WeakKeyDictionary()
 
 
 def part_ids(tokenizer: Any, text: str, *, begins: bool = False, plain: bool = False) -> list[int]:
@@ -27,11 +29,19 @@ def part_ids(tokenizer: Any, text: str, *, begins: bool = False, plain: bool = F
             NotImplementedError.
     """
     how: Mapping[str, bool] = {"add_special_tokens": False, **({"split_special_tokens": True} if plain else {})}
-    before = [] if begins or not text else tokenizer("\n", add_special_tokens=False).input_ids
+    before = [] if begins or not text else _line_break(tokenizer)
     ids = tokenizer(text if begins or not text else f"\n{text}", **how).input_ids
     if ids[: len(before)] != before:
         before, ids = [], tokenizer(text, **how).input_ids
     return [int(token) for token in ids[len(before) :]]
+
+
+def _line_break(tokenizer: Any) -> list[int]:
+    size = len(tokenizer)
+    entry = _LINE_BREAKS.get(tokenizer)
+    if entry is None or entry[0] != size:
+        entry = _LINE_BREAKS[tokenizer] = (size, tokenizer("\n", add_special_tokens=False).input_ids)
+    return entry[1]
 
 
 def appended_ends(tokenizer: Any) -> int:

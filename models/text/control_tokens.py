@@ -17,7 +17,8 @@ from flowmill.models.text.continuations import part_ids
 
 #: Attributes of tokenizers with the placeholders of images, clips and sounds.
 _PLACES = ("image_token", "video_token", "audio_token")
-_PATTERNS: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
+#: Size of a tokenizer's vocabulary, its control tokens, and their pattern.
+_PATTERNS: WeakKeyDictionary[Any, tuple[int, tuple[str, ...], re.Pattern[str]]] = WeakKeyDictionary()
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -102,6 +103,8 @@ def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str], *, begins: boo
 
 def text_ids(tokenizer: Any, text: str) -> list[int] | None:
     """Return the ids of a text after another, with control tokens in it as plain text; see ``chat_ids``."""
+    if first_mark(tokenizer, text) is None:
+        return part_ids(tokenizer, text)
     (text,), between = marked(tokenizer, [text])
     return chat_ids(tokenizer, text, between, begins=False)
 
@@ -115,7 +118,7 @@ def split_end(tokenizer: Any, text: str, ends: Mapping[str, int]) -> tuple[str, 
         ends: ids of end tokens by their texts.
     """
     words = text.rstrip()
-    names = [*sorted(ends, key=len, reverse=True), *control_tokens(tokenizer)]
+    names = [*sorted(ends, key=len, reverse=True), *_entry(tokenizer)[0]]
     mark = next((name for name in names if len(name) > 1 and words.endswith(name)), None)
     if mark is None:
         return text, None
@@ -134,11 +137,15 @@ def _ids(tokenizer: Any) -> set[int]:
 
 
 def _pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Return the pattern of control tokens; it is rebuilt when tokens are added to the tokenizer, as rewards do."""
+    return _entry(tokenizer)[1]
+
+
+def _entry(tokenizer: Any) -> tuple[tuple[str, ...], re.Pattern[str]]:
+    """Return control tokens and their pattern; computed again when tokens are added to the tokenizer, as rewards do."""
     size = len(tokenizer)
     entry = _PATTERNS.get(tokenizer)
     if entry is None or entry[0] != size:
+        names = control_tokens(tokenizer)
         # Without control tokens the pattern matches nothing.
-        entry = (size, re.compile("|".join(map(re.escape, control_tokens(tokenizer))) or "(?!)"))
-        _PATTERNS[tokenizer] = entry
-    return entry[1]
+        entry = _PATTERNS[tokenizer] = (size, names, re.compile("|".join(map(re.escape, names)) or "(?!)"))
+    return entry[1:]

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from flowmill.configs.errors import ConfigError
-from flowmill.models.library_loading import quiet_libraries, read_json
+from flowmill.models.library_loading import quiet_transformers, read_json
 from flowmill.models.weights.pretrained_loading import load_pretrained
 from flowmill.models.weights.stored_weights import on_meta, weight_files
 
@@ -24,7 +24,7 @@ def check_complete(folder: Path, kind: Any, *, label: str) -> None:
     """Check, without loading weights, that a folder has all weights of a model in the shapes of its config; raise
     ConfigError if a weight is missing or has another shape, OSError if a file is missing, ValueError if a file cannot
     be read."""
-    quiet_libraries()
+    quiet_transformers()
     config = folder / "config.json"
     if not config.is_file() or "quantization_config" in read_json(config):
         # Quantized weights are packed in other shapes.

@@ -21,8 +21,6 @@ def write_miniature(family: str, to: Path, seed: int, report: Callable[[str], No
         raise ConfigError(f"There is no tiny model of family '{family}'. {did_you_mean(family, tiny_families())}")
     with new_folder(to) as folder:
         report(f"{family}: loading torch")
-        from flowmill.models.library_loading import quiet_libraries
         from flowmill.models.quickstart.tiny import TinyBuilder
 
-        quiet_libraries()
         TinyBuilder(family=family, seed=seed).build(folder, lambda *progress: None)

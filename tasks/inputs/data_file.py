@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from flowmill.configs.errors import DataError
@@ -35,7 +35,7 @@ class DataFile:
 
     def stored(self) -> list[Any]:
         """Return plain values, from which ``restored`` makes the same content."""
-        return [*(getattr(self, each.name) for each in fields(self))]
+        return [getattr(self, name) for name in self.__slots__]
 
     @staticmethod
     def restored(values: list[Any]) -> DataFile:

@@ -96,7 +96,8 @@ def _read_source(reading: _Reading, section: DataSection, heldout: frozenset[See
             rows += parts
             for part in parts:
                 files += sum(not sample.key for sample in part.samples)
-                size += content_bytes([part.text, part.metadata, part.image, [sample.text for sample in part.samples]])
+                size += len(part.text) + sum(len(sample.text or "") for sample in part.samples)
+                size += content_bytes([part.metadata, part.image]) if part.metadata or part.image else 0
         if max(files, len(rows)) >= _FILES or (len(rows) >= _ROWS and not files) or size >= _BYTES:
             reading.keep(rows)
             rows, files, size = [], 0, 0
@@ -181,7 +182,7 @@ def _keyed(rows: list[DataRow | _Refusal]) -> Iterator[DataRow | _Refusal]:
         names.setdefault(sample.folder, {})[sample.path] = None
     keys = {folder: _hashes(folder, list(paths)) for folder, paths in names.items()}
     for row in rows:
-        if isinstance(row, DataRow):
+        if isinstance(row, DataRow) and names and not all(sample.key for sample in row.samples):
             samples = (each if each.key else replace(each, key=keys[each.folder][each.path]) for each in row.samples)
             yield replace(row, samples=tuple(samples))
         else:
@@ -219,7 +220,7 @@ def _checked(row: DataRow, spool: Spool) -> list[bytes]:
         raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
     files = stored_image(row.image)
     for text in row.captions or (row.text,):
-        plain = canonical_json([text, dict(row.metadata)])
+        plain = canonical_json([text, dict(row.metadata)]) if row.captions else prompt
         if spool.seen(hash_text(f"{plain[:-1]}{image}]")) is None:
             spool.add("prompts", f"{plain[:-1]},{json.dumps(files)}]")
     samples = [sample.stored() for sample in row.samples]

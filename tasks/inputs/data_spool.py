@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar, overload
 _Item = TypeVar("_Item")
 #: Usable rows, their distinct prompts, and rows that were refused.
 Table = Literal["rows", "prompts", "refused"]
+#: Items that are written together: one by one takes four times as long.
+_TOGETHER = 256
 _TABLES = """
 PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
@@ -35,6 +37,7 @@ class Spool:
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._file.executescript(_TABLES)
         self._counts: Counter[Table] = Counter()
+        self._unwritten: dict[Table, list[tuple[int, str]]] = {"rows": [], "prompts": [], "refused": []}
 
     def seen(self, digest: str) -> Any:
         """Note that the next row has a digest, in hex; return the row that had it before, or None."""
@@ -42,17 +45,25 @@ class Spool:
         note = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
         if self._file.execute(note, (key, self._counts["rows"] + 1)).rowcount:
             return None
+        self._write("rows")
         query = "SELECT item FROM rows JOIN seen USING (number) WHERE digest = ?"
         return json.loads(self._file.execute(query, (key,)).fetchone()[0])
 
     def add(self, table: Table, item: str) -> int:
         """Append JSON to a list; return the number of its items."""
         self._counts[table] += 1
-        self._file.execute(f"INSERT INTO {table} VALUES (?, ?)", (self._counts[table], item))
+        self._unwritten[table].append((self._counts[table], item))
+        if len(self._unwritten[table]) == _TOGETHER:
+            self._write(table)
         return self._counts[table]
+
+    def _write(self, table: Table) -> None:
+        self._file.executemany(f"INSERT INTO {table} VALUES (?, ?)", self._unwritten[table])
+        self._unwritten[table].clear()
 
     def items(self, table: Table, create: Callable[[Any], _Item]) -> Spooled[_Item]:
         """Return a list, of which ``create`` makes each item on access."""
+        self._write(table)
         return Spooled(self._file, table, self._counts[table], create)
 
 

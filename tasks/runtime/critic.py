@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowmill.models.devices import chosen_device
-from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.weights.sharding import Sharding
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
@@ -62,7 +61,6 @@ class LoadedCritic:
 def fresh_critic(context: RunContext, device: torch.device, sharding: Sharding | None) -> Trainable:
     """Return a critic from its model's files and the run's seed; sharded over the ranks with ``sharding``."""
     config, section, family = context.config, context.config.critic, context.plan.family
-    quiet_libraries()
     dtype = getattr(torch, section.dtype or config.model.dtype)
     place = device if section.device is None else chosen_device(section.device, label="critic.device")
     settings = family.settings_for(config, dtype=dtype, device=place, empty=False)

@@ -13,7 +13,6 @@ import torch
 
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device, local_rank, make_current
-from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.compute_meter import Meter, peak_flops
 from flowmill.models.policies.parts import Part
@@ -207,7 +206,6 @@ class ModelHost:
             folder: the model's folder; None: the base model's.
             empty: make trained modules without weights, for ranks that then read their shards.
         """
-        quiet_libraries()
         settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
         policy = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)

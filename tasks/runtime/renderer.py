@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from flowmill.models.devices import chosen_device, local_rank
-from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.parts import Part
 from flowmill.tasks.runs.context import RunContext
@@ -40,7 +39,6 @@ class Renderer:
     def policy(self) -> Any:
         """Return the model with its text encoders, as a policy."""
         if self._policy is None:
-            quiet_libraries()
             model, family = self.config.model, self._context.plan.drawer.family
             settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)
             policy = family.load(self._context.renderer_folder, settings, _PARTS, model.options)

@@ -65,10 +65,10 @@ class BaseStage(Stage):
         if build is None:
             (folder / IDENTITY).write_text(canonical_json(self.options()))
             return Output(rows=1)
-        from flowmill.models.library_loading import quiet_libraries
+        from flowmill.models.library_loading import quiet_transformers
         from flowmill.models.quickstart import BUILDERS
 
-        quiet_libraries()
+        quiet_transformers()
         builder = create(BUILDERS, build.name, build.options, label="model.build")
         builder.build(folder / PIPELINE, self._report)
         return Output(rows=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT, ConfigFactory
 from tests.support.inside import prepare, run_epoch
+from tests.support.language_models import texts_data
 
 pytestmark = pytest.mark.slow
 
@@ -58,3 +60,9 @@ def test_the_p_value_of_a_fall_imports_neither_torch_nor_slow_statistics(tmp_pat
 )
 def test_a_check_and_a_flow_import_no_library_of_later_work(tmp_path: Path, code: str, needless: set[str]) -> None:
     assert needlessly_loaded(tmp_path, "check digits", code, needless) == ""
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_language_models_need_no_library_of_diffusion(tmp_path: Path, command: str) -> None:
+    (tmp_path / "texts.yaml").write_text(json.dumps(texts_data(tmp_path)))
+    assert needlessly_loaded(tmp_path, f"{command} texts.yaml", "main()", {"diffusers"}) == ""

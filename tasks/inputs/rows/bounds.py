@@ -24,9 +24,9 @@ def content_bytes(value: Any) -> int:
     """Return the bytes of the texts and files in plain values, roughly."""
     if isinstance(value, str | bytes):
         return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(content_bytes, value.values()))
-    return sum(map(content_bytes, value)) if isinstance(value, list | tuple) else 8
+    if isinstance(value, list | tuple):
+        return sum(map(content_bytes, value))
+    return sum(map(content_bytes, value.values())) if isinstance(value, Mapping) else 8
 
 
 class BoundedLines:

@@ -23,7 +23,7 @@ from flowmill.tasks.inputs.rows.row import Rows, ending_of
 
 #: Characters of the first line of a table that are looked at, and of JSON that are read at a time.
 _MOST_HEADER, _PIECE = 1 << 16, 1 << 16
-_LINE_END, _SPACE = re.compile("[\r\n]+$"), re.compile(r"\s*")
+_SPACE = re.compile(r"\s*")
 #: Signs between the values of a table.
 _SIGNS = ",;\t|"
 #: Errors of files that are damaged or cannot be read.
@@ -42,6 +42,9 @@ def unpacked(path: str, name: str) -> IO[bytes]:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 class File(NamedTuple):
@@ -72,14 +75,13 @@ def json_rows(file: File) -> Rows:
             continue
         if not line.strip():
             continue
-        place = f"{file.name}, line {number}"
         try:
-            row = json.loads(line, parse_constant=_no_number)
+            row = _DECODER.decode(line)
         except (ValueError, RecursionError) as error:
-            yield number, DataError(f"{place} is not JSON: {error}. Each line must hold one object.")
-            continue
-        kind = type(row).__name__
-        yield number, row if kind == "dict" else DataError(f"{place} holds {kind}; each line must hold one object.")
+            problem = f"is not JSON: {error}. Each"
+        else:
+            problem = "" if type(row) is dict else f"holds {type(row).__name__}; each"
+        yield number, DataError(f"{file.name}, line {number} {problem} line must hold one object.") if problem else row
 
 
 def array_rows(file: File) -> Rows:
@@ -97,10 +99,8 @@ def _elements(opened: TextIO, name: str) -> Rows:
     try:
         while array.sign() == ("[" if number == 1 else ",") and not (number == 1 and array.is_empty()):
             raw, row = array.element()
-            wrong, kind = _bad_text(raw, f"{name}, row {number}"), type(row).__name__
-            if wrong is None and kind != "dict":
-                wrong = DataError(f"{name}, row {number} holds {kind}; a row is an object.")
-            yield number, row if wrong is None else wrong
+            wrong = _bad_text(raw) or ("" if type(row) is dict else f"holds {type(row).__name__}; a row is an object.")
+            yield number, DataError(f"{name}, row {number} {wrong}") if wrong else row
             number += 1
         array.check_end()
     except (ValueError, RecursionError) as error:
@@ -109,8 +109,6 @@ def _elements(opened: TextIO, name: str) -> Rows:
 
 class _Array:
     """The elements of a JSON array, of which no more than one is in memory."""
-
-    _decoder = json.JSONDecoder(parse_constant=_no_number)
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._text, self._at = file, "", 0
@@ -142,7 +140,7 @@ class _Array:
         self._next()
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._at)
             except (ValueError, RecursionError):
                 if len(self._text) - self._at > MOST_TEXT:
                     raise ValueError(f"it has more than {MOST_TEXT:,} characters") from None
@@ -164,16 +162,16 @@ def _lines(file: File) -> Iterator[tuple[int, str | DataError]]:
     with _opened(file) as opened:
         lines = BoundedLines(opened)
         for number, line in enumerate(lines, 1):
-            place = f"{file.name}, line {number}"
-            yield number, _too_long(lines, place) or _bad_text(line, place) or _LINE_END.sub("", line)
+            wrong = _too_long(lines) or _bad_text(line)
+            yield number, DataError(f"{file.name}, line {number} {wrong}") if wrong else line.rstrip("\r\n")
 
 
-def _too_long(lines: BoundedLines, place: str) -> DataError | None:
-    """Return the complaint about a line that is too long, once."""
+def _too_long(lines: BoundedLines) -> str:
+    """Return the complaint about a line that is too long, once; '' otherwise."""
     if not lines.too_long:
-        return None
+        return ""
     lines.too_long = False
-    return DataError(f"{place} has more than {MOST_TEXT:,} characters. Write images into files of their own.")
+    return f"has more than {MOST_TEXT:,} characters. Write images into files of their own."
 
 
 def _opened(file: File) -> TextIO:
@@ -181,19 +179,17 @@ def _opened(file: File) -> TextIO:
     return io.TextIOWrapper(unpacked(*file[::-1]), "utf-8-sig", "surrogateescape", newline="")
 
 
-def _bad_text(text: str, place: str) -> DataError | None:
-    """Return the complaint about text of a file that is not UTF-8 or holds NUL characters."""
+def _bad_text(text: str) -> str:
+    """Return the complaint about text of a file that is not UTF-8 or holds NUL characters; '' otherwise."""
     if "\0" in text:
-        return DataError(
-            f"{place} holds NUL characters, as files in UTF-16 do that are read as UTF-8. Save the file as UTF-8."
-        )
+        return "holds NUL characters, as files in UTF-16 do that are read as UTF-8. Save the file as UTF-8."
     if text.isascii():
-        return None
+        return ""
     try:
         text.encode("utf-8", "surrogateescape").decode()
     except UnicodeDecodeError as error:
-        return DataError(f"{place} is not UTF-8 text: {error.reason}. Save the file as UTF-8.")
-    return None
+        return f"is not UTF-8 text: {error.reason}. Save the file as UTF-8."
+    return ""
 
 
 def separated_rows(file: File) -> Rows:
@@ -204,29 +200,31 @@ def separated_rows(file: File) -> Rows:
         reader = csv.reader(lines, delimiter=sign, strict=True)
         while True:
             begins = reader.line_num + 1
-            place = f"{file.name}, line {begins}"
             try:
                 values = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
+                place = f"{file.name}, line {begins}"
                 bad = DataError(
                     f"{place} cannot be read: {error}. A value that begins with a double quote ends with one, and "
                     f"those inside are written twice; a value has {csv.field_size_limit():,} characters at most."
                 )
                 yield begins, bad
                 continue
-            wrong = _too_long(lines, place) or _bad_text("".join(values), place)
-            if not names and (values or wrong):
-                if wrong:
-                    raise wrong
+            wrong = _too_long(lines) or _bad_text("".join(values))
+            if names and not wrong and values and len(values) != len(names):
+                wrong = (
+                    f"has {len(values)} values, but the header names {len(names)} columns: {', '.join(names)[:200]}. "
+                    f"Put a value that holds {sign!r} between double quotes."
+                )
+            if wrong:
+                bad = DataError(f"{file.name}, line {begins} {wrong}")
+                if not names:
+                    raise bad
+                yield begins, bad
+            elif values and not names:
                 names = _columns(values, file.name, begins)
-            elif wrong:
-                yield begins, wrong
-            elif values and len(values) != len(names):
-                count = f"{place} has {len(values)} values, but the header names {len(names)} columns: "
-                remedy = f". Put a value that holds {sign!r} between double quotes."
-                yield begins, DataError(f"{count}{', '.join(names)[:200]}{remedy}")
             elif values:
                 yield begins, dict(zip(names, values, strict=True))
 

@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +39,8 @@ class RowLocation(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        if self.source.lower().endswith(MEDIA):
-            return f"{self.where}: {self.source}"
-        unit = "line" if ending_of(self.source) in LINES else "row"
-        return f"{self.where}: {self.source}, {unit} {self.number}"
+        unit = _unit_of(self.source)
+        return f"{self.where}: {self.source}, {unit} {self.number}" if unit else f"{self.where}: {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +85,13 @@ def ending_of(name: str) -> str:
     name = re.sub(r"\.tgz$", ".tar.gz", name.lower())
     name = name[:-3] if name.endswith((".gz", ".xz")) else name.removesuffix(".bz2")
     return next((ending for ending in (*LINES, *OTHERS) if name.endswith(ending)), "")
+
+
+@lru_cache(maxsize=1024)
+def _unit_of(source: str) -> str:
+    if source.lower().endswith(MEDIA):
+        return ""
+    return "line" if ending_of(source) in LINES else "row"
 
 
 def decoded(value: Any) -> bytes | None:

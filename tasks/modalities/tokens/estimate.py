@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flowmill.configs.schema import RunConfig
-from flowmill.models.library_loading import quiet_libraries
+from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.maths.tokens import Widths
 from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.architectures import parameters
@@ -55,7 +55,7 @@ def language_memory(plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool
         optimizer: sizes of its optimizer's state.
         reference: log-probs of the base model are needed.
     """
-    quiet_libraries()
+    quiet_transformers()
     config, family, spec = plan.config, plan.family, plan.lora
     architecture = None if config.model.path is None else language_config(config.model.path)
     if architecture is None:
