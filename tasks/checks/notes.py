@@ -41,14 +41,14 @@ def training_notes(plan: ResolvedConfig, *, updates: int) -> list[str]:
 
 def cut_notes(plan: ResolvedConfig) -> list[str]:
     """Return notes on prompts that the tokenizers of a local model truncate; for others 'flowmill run' reports them."""
-    model, family, notes = plan.config.model, plan.family, list[str]()
+    model, notes = plan.config.model, list[str]()
     folder = Path(str(model.path)).expanduser()
     if model.path is None or not folder.is_dir() or model.policy not in POLICIES:
         return []
-    tokenizers = load_tokenizers(folder, family.readers)
+    tokenizers = load_tokenizers(folder, readers := plan.family.readers)
     for split, prompts in plan.prompts.items():
         texts = [prompt.text for prompt in prompts]
-        notes += [f"prompts.{split}: {note}" for note in cut_of(family.readers, tokenizers, plan.model_options, texts)]
+        notes += [f"prompts.{split}: {note}" for note in cut_of(readers, tokenizers, plan.model_options, texts)]
     return notes
 
 
