@@ -18,14 +18,16 @@ from flowmill.flows.chained import chained
 from flowmill.flows.requests import ContinueRequest, PipelineRequest
 from flowmill.flows.rollouts import Rollouts
 from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
-from flowmill.flows.stages import RunStages
-from flowmill.tasks.checks.check import check_config
+from flowmill.flows.stages import run_stage
+from flowmill.tasks.checks.check import check_plan
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.extension import grown
 from flowmill.tasks.runs.locks import executing
 from flowmill.tasks.runs.opening import mark_finished, open_run
 from flowmill.tasks.runs.state import note_state
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.tracking.tracker import Tracker
 
@@ -37,9 +39,9 @@ def pipeline(request: PipelineRequest) -> Any:
         make_up_for_missed()
         for each in chained(request):
             context = process_state.begin(process_state.configured(each, says=True))
-            with training_run(context, each) as (stages, callbacks):
-                train(stages, callbacks)
-            result.value = stages.context.chain.digest()
+            with training_run(context, each) as (session, callbacks):
+                train(session, callbacks)
+            result.value = session.context.chain.digest()
     return result.value
 
 
@@ -49,28 +51,28 @@ def bring_up_to_date(request: ContinueRequest) -> Any:
     with scheduled(request) as result:
         make_up_for_missed()
         context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
-        with training_run(context, request) as (stages, callbacks):
-            train(stages, callbacks)
-        result.value = stages.context.chain.digest()
+        with training_run(context, request) as (session, callbacks):
+            train(session, callbacks)
+        result.value = session.context.chain.digest()
     return result.value
 
 
 @contextlib.contextmanager
 def training_run(
     context: RunContext, request: PipelineRequest | ContinueRequest
-) -> Iterator[tuple[RunStages, RunCallbacks]]:
-    """Yield the stages and callbacks of a run for training: hold its lock, track it, and record its final state."""
+) -> Iterator[tuple[Session, RunCallbacks]]:
+    """Yield the session and callbacks of a run for training: hold its lock, track it, and record its final state."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(turn(context, request))
         context = grown(context, request.advance)
-        check_config(context.config, rewards=False)
+        check_plan(context.plan, rewards=False)
         stack.enter_context(executing(context))
-        execution = stack.enter_context(process_state.opened(context))
+        session = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         callbacks, status = RunCallbacks(context, tracker, show=request.show), "FAILED"
         note_state(context, "running", flow_run=str(flow_run.id or ""))
         try:
-            yield RunStages(execution), callbacks
+            yield session, callbacks
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
@@ -85,27 +87,27 @@ def training_run(
         callbacks.report()
 
 
-def train(stages: RunStages, callbacks: RunCallbacks) -> None:
+def train(session: Session, callbacks: RunCallbacks) -> None:
     """Chain the stages over all epochs."""
-    plan = stages.context.plan
+    plan = session.context.plan
     for node in plan.setup():
-        stages.run(node.stage, node.epoch, node.slot)
-    evaluate(stages, callbacks, plan, epoch=0)
-    rollouts = Rollouts(stages, plan)
+        run_stage(session, node)
+    evaluate(session, callbacks, plan, epoch=0)
+    rollouts = Rollouts(session)
     for epoch in range(1, plan.config.run.epochs + 1):
         rollouts.complete(epoch)
         for node in plan.training(epoch):
-            stages.run(node.stage, node.epoch, node.slot)
+            run_stage(session, node)
         callbacks.trained(epoch)
         if plan.is_evaluated(epoch):
-            evaluate(stages, callbacks, plan, epoch=epoch)
+            evaluate(session, callbacks, plan, epoch=epoch)
         callbacks.ended(epoch)
-    stages.run("export", plan.config.run.epochs)
+    run_stage(session, Node(plan.config.run.epochs, "export"))
     callbacks.exported(plan.config.run.epochs)
 
 
-def evaluate(stages: RunStages, callbacks: RunCallbacks, plan: RunPlan, *, epoch: int) -> None:
+def evaluate(session: Session, callbacks: RunCallbacks, plan: RunPlan, *, epoch: int) -> None:
     """Sample with the policy after an epoch, score the samples, and show the figures."""
     for node in plan.evaluation(epoch):
-        stages.run(node.stage, node.epoch, node.slot)
+        run_stage(session, node)
     callbacks.evaluated(epoch)

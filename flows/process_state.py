@@ -16,8 +16,8 @@ from flowmill.configs.escaping import visible
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.chained import resolved_config
 from flowmill.flows.requests import PipelineRequest
-from flowmill.tasks.execution.execution import Execution
-from flowmill.tasks.execution.jobs import JobExecution, JobSpec, own_code
+from flowmill.tasks.execution.jobs import JobSession, JobSpec, own_code
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.epoch_count import kept_length, length_note
@@ -42,7 +42,7 @@ class LogReporter:
         self._log.info(visible(text, keep="\n\t"))
 
 
-_open: dict[tuple[str, str], Execution] = {}
+_open: dict[tuple[str, str], Session] = {}
 _reporter: list[Reporter] = []
 
 
@@ -104,39 +104,39 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
 def begin(config: RunConfig) -> RunContext:
     """Return the context of a run that is started or continued in this process, or its context if already open."""
     context = begin_run(config, reporter=reporter())
-    opened_execution = _open.get(_key(context))
-    return context if opened_execution is None else opened_execution.context
+    opened_session = _open.get(_key(context))
+    return context if opened_session is None else opened_session.context
 
 
 @contextmanager
-def opened(context: RunContext) -> Iterator[Execution]:
-    """Yield the execution of a run, and register it for the tasks of this process inside the block.
+def opened(context: RunContext) -> Iterator[Session]:
+    """Yield the session of a run, and register it for the tasks of this process inside the block.
 
-    A run that is already open shares its execution. Executors and models are released at the end.
+    A run that is already open shares its session. Executors and models are released at the end.
     """
     key, before = _key(context), _open.get(_key(context))
-    execution = before if before is not None and before.context is context else Execution(context)
-    _open[key] = execution
+    session = before if before is not None and before.context is context else Session(context)
+    _open[key] = session
     try:
-        yield execution
+        yield session
     finally:
-        execution.close()
+        session.close()
         del _open[key]
         if before is not None:
             _open[key] = before
 
 
-_visited = JobExecution(reporter)
+_visited = JobSession(reporter)
 #: Held while models are used: concurrent tasks of different policies must not swap each other's models.
 _visiting = threading.Lock()
 
 
 @contextmanager
-def execution_of(job: JobSpec) -> Iterator[Execution]:
-    """Yield the execution for a job: the open run's, else this process's own, which serves one task at a time."""
-    opened_execution = _open.get((job.root, job.run))
-    if opened_execution is not None:
-        yield opened_execution
+def session_of(job: JobSpec) -> Iterator[Session]:
+    """Yield the session for a job: the open run's, else this process's own, which serves one task at a time."""
+    opened_session = _open.get((job.root, job.run))
+    if opened_session is not None:
+        yield opened_session
         return
     if job.code != own_code():
         raise WorkerError(

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import cast
 
 from flowmill.configs.rewards import RewardSection
-from flowmill.flows.stages import LOOKING, Future, RunStages
+from flowmill.flows.stages import LOOKING, Future, TaskExecutor, run_stage
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.renderer import reads_images
-from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.rollout import RolloutStage
 from flowmill.tasks.stages.score import ScoreStage
 from flowmill.tasks.stages.stage_run import StageRun
@@ -21,9 +22,9 @@ _QUICK_S = 0.2
 class Rollouts:
     """The rollouts of a run and their scores."""
 
-    def __init__(self, stages: RunStages, plan: RunPlan) -> None:
-        """Bind to a run's stages; no rollout is started."""
-        self._stages, self._plan = stages, plan
+    def __init__(self, session: Session) -> None:
+        """Bind to a run; no rollout is started."""
+        self._session, self._plan = session, session.context.plan
         self._begun: dict[int, EpochRollout] = {}
 
     def complete(self, epoch: int) -> None:
@@ -36,22 +37,22 @@ class Rollouts:
         for upcoming in self._plan.rollouts_from(epoch):
             if upcoming not in self._begun:
                 for node in self._plan.before_rollout(upcoming):
-                    self._stages.run(node.stage, node.epoch, node.slot)
+                    run_stage(self._session, node)
                 config = self._plan.config
                 following = [section for section in config.scored if not reads_images(config, section)]
-                self._begun[upcoming] = EpochRollout(self._stages, upcoming, following)
+                self._begun[upcoming] = EpochRollout(self._session, upcoming, following)
         self._begun.pop(epoch).finish()
         for node in self._plan.rendered(epoch):
-            self._stages.run(node.stage, node.epoch, node.slot)
+            run_stage(self._session, node)
 
 
 class EpochRollout:
     """The rollout of one epoch, and its scores."""
 
-    def __init__(self, stages: RunStages, epoch: int, rewards: Sequence[RewardSection]) -> None:
+    def __init__(self, session: Session, epoch: int, rewards: Sequence[RewardSection]) -> None:
         """Bind to an epoch whose policy exists; if other processes do the work, they start."""
-        self._stages, self._tasks, self._ledger = stages, stages.tasks, stages.context.ledger
-        self._stage = cast(RolloutStage, stages.stage("rollout", epoch))
+        self._session, self._tasks, self._ledger = session, session.executor(TaskExecutor), session.context.ledger
+        self._stage = cast(RolloutStage, session.stage(Node(epoch, "rollout")))
         self._rollout = StageRun(self._stage)
         self._scores = [StageRun(self._following(epoch, section.slot)) for section in rewards]
         self._shards: dict[str, Future] = {}
@@ -116,6 +117,6 @@ class EpochRollout:
 
     def _following(self, epoch: int, slot: str) -> ScoreStage:
         """Return the stage that scores the rollout while it is running."""
-        stage = cast(ScoreStage, self._stages.stage("score", epoch, slot))
+        stage = cast(ScoreStage, self._session.stage(Node(epoch, "score", slot)))
         stage.follow(self._stage)
         return stage

@@ -23,14 +23,13 @@ from flowmill.flows.cancellation import check_cancelled
 from flowmill.flows.requests import StageRequest
 from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.executor import Listener
 from flowmill.tasks.execution.jobs import JobSpec, run_of_job
 from flowmill.tasks.execution.process_executor import ProcessExecutor
 from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.runners import make_runner
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import StageResult, describe_stage
-from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.extension import chosen_epoch, extend
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.stage_selection import named_stages
@@ -81,8 +80,8 @@ def run_shards(job: str, shards: Sequence[tuple[str, int, int]], seconds: float 
     data, so any process that reaches the store can run the task.
     """
     parsed, began = JobSpec.parse(job), time.monotonic()
-    with process_state.execution_of(parsed) as execution:
-        run, executor = run_of_job(parsed, execution), execution.executor(ProcessExecutor)
+    with process_state.session_of(parsed) as session:
+        run, executor = run_of_job(parsed, session), session.executor(ProcessExecutor)
 
         def timely() -> Iterator[Shard]:
             for shard in shards:
@@ -103,9 +102,9 @@ def run_shards(job: str, shards: Sequence[tuple[str, int, int]], seconds: float 
 class TaskExecutor:
     """Runs shards as Prefect tasks: on ranks, in this thread, or on the task runner of threads, of Dask or of Ray."""
 
-    def __init__(self, execution: Execution) -> None:
-        """Bind to the execution of a run; no task runner is started yet."""
-        self._execution, self._section = execution, execution.context.config.execution
+    def __init__(self, session: Session) -> None:
+        """Bind to the session of a run; no task runner is started yet."""
+        self._session, self._section = session, session.context.config.execution
         self._runner = make_runner(self._section)
         self._stack = ExitStack()
         self._started: Any = None
@@ -138,9 +137,9 @@ class TaskExecutor:
             return names
         if self.is_spread(stage):
             listener.on_look()
-            ranks, name = self._execution.executor(RankExecutor), f"{stage.name} e{stage.epoch} x{self._section.ranks}"
+            ranks, name = self._session.executor(RankExecutor), f"{stage.name} e{stage.epoch} x{self._section.ranks}"
             return run_on_ranks.with_options(task_run_name=name)(run, ranks, left, listener)
-        processes = self._execution.executor(ProcessExecutor)
+        processes = self._session.executor(ProcessExecutor)
         while left and not (self.is_elsewhere(stage) or processes.takes(stage)):
             listener.on_look()
             done = shards_task(run, left)(job_of(run), list(map(astuple, left)), _TASK_S)
@@ -204,37 +203,22 @@ class TaskExecutor:
         self._started = None
 
 
-class RunStages:
-    """Runs the stages of one run, one after the other."""
+def run_stage(session: Session, node: Node, *, force: bool = False) -> tuple[ArtifactRef, bool]:
+    """Run the pending shards of a stage, here or under torchrun, and complete its artifact.
 
-    def __init__(self, execution: Execution) -> None:
-        """Bind to the execution of a run."""
-        self._execution = execution
-        self.context = execution.context
-        """The run."""
-        self.tasks = execution.executor(TaskExecutor)
-        """Runs the shards."""
+    Args:
+        session: of the run.
+        node: the stage.
+        force: make another attempt although the artifact is complete.
 
-    def run(
-        self, name: str, epoch: int, slot: str = "", *, force: bool = False, stage: Stage | None = None
-    ) -> ArtifactRef:
-        """Run the pending shards of a stage, here or under torchrun, and complete its artifact.
-
-        Args:
-            name: the stage.
-            epoch: its epoch.
-            slot: its slot.
-            force: make another attempt although the artifact is complete.
-            stage: the same stage, bound to other inputs than the run's.
-        """
-        run = StageRun(stage or self.stage(name, epoch, slot), force=force)
-        self.tasks.run(run, run.pending())
-        run.finish()
-        return run.ref
-
-    def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
-        """Return a stage, bound to the execution."""
-        return self._execution.stage(name, epoch, slot)
+    Returns:
+        The artifact, and whether it was complete before.
+    """
+    run = StageRun(session.stage(node), force=force)
+    due = run.pending()
+    session.executor(TaskExecutor).run(run, due)
+    run.finish()
+    return run.ref, not due
 
 
 def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., list[str]]:
@@ -289,20 +273,16 @@ def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
             epoch=epoch,
             trusted=request.trust_store,
         )
-        with process_state.opened(context) as execution:
+        with process_state.opened(context) as session:
             nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-            stages = RunStages(execution)
-            results = [_result(stages, context, node, force=request.force and node.stage == name) for node in nodes]
+            results = [_result(session, node, force=request.force and node.stage == name) for node in nodes]
     log_side_evaluations(context)
     return results
 
 
-def _result(stages: RunStages, context: RunContext, node: Node, *, force: bool) -> StageResult:
-    run = StageRun(stages.stage(node.stage, node.epoch, node.slot), force=force)
-    due = run.pending()
-    stages.tasks.run(run, due)
-    run.finish()
-    return describe_stage(context, node, run.ref, reused=not due)
+def _result(session: Session, node: Node, *, force: bool) -> StageResult:
+    ref, reused = run_stage(session, node, force=force)
+    return describe_stage(session.context, node, ref, reused=reused)
 
 
 FLOWS = {name: _stage_flow(name) for name in STAGES}

@@ -8,9 +8,9 @@ from pathlib import Path
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.checks.memory import estimate_memory
-from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.modalities.memory import SCORE, Memory
+from flowmill.tasks.specs.plan import RunPlan
 from tools.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
@@ -47,9 +47,10 @@ def gigabytes(number: float) -> str:
     return f"{number / 1e9:.1f}"
 
 
-def memory_of(config: RunConfig, *, reference: bool = False) -> Memory:
-    """Return the memory of a config with its rewards."""
-    memory = estimate_memory(config, reference=reference)
+def memory_of(config: RunConfig, *, compared: bool = False) -> Memory:
+    """Return the memory of a config with its rewards; compared: with the base model, if its algorithm says so."""
+    plan = RunPlan(config)
+    memory = estimate_memory(plan, reference=compared and plan.requires.reference)
     assert memory is not None
     return memory
 
@@ -66,7 +67,7 @@ def memory_row(preset: str) -> str:
 def language_row(preset: str) -> str:
     """Return the row of a preset that trains a language model, in a table of its own."""
     config = load_config(ROOT / "configs" / f"{preset}.yaml")
-    memory = memory_of(config, reference=make_algorithm(config).requires.reference)
+    memory = memory_of(config, compared=True)
     phases = [gigabytes(memory.phases[name]) if name in memory.phases else "" for name in LANGUAGE_PHASES]
     return "| " + " | ".join([f"`{preset}`", f"{memory.parameters / 1e9:.1f}", *phases, smallest(memory)]) + " |"
 
@@ -78,7 +79,7 @@ def quantized_row(preset: str) -> str:
     for name in ("null", "int8", "int4", "nf4"):
         both = f"model.quantize={{name: {name}{'' if texts else f', text_encoders: {name}'}}}"
         config = load_config(path, (*_LEAST, both, *(["model.lora={}"] if texts else [])))
-        memory = memory_of(config, reference=texts and make_algorithm(config).requires.reference)
+        memory = memory_of(config, compared=texts)
         cells.append(f"{gigabytes(max(memory.phases.values()))}: {smallest(memory)}")
     return "| " + " | ".join(cells) + " |"
 

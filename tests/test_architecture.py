@@ -26,8 +26,7 @@ from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.tasks.advantages.estimators import ESTIMATORS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.choices import SAMPLERS
-from flowmill.tasks.modalities import KINDS
-from flowmill.tasks.specs.modalities import MODALITY_SPECS
+from flowmill.tasks.specs.modalities import KINDS, MODALITY_SPECS
 from flowmill.tasks.specs.stages import STAGES
 from tests.support import rooms
 from tools.size import documented_lines, room_lines

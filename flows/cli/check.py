@@ -70,22 +70,23 @@ def _estimate(
 ) -> dict[str, Any]:
     """Print the estimate of a run and return it as plain data; add its cost to the totals of the runs before it."""
     from flowmill.configs.components import reward_sections
-    from flowmill.tasks.checks.check import check_config
+    from flowmill.tasks.checks.check import check_plan
     from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
     from flowmill.tasks.checks.memory import memory_advice, memory_and_notes
     from flowmill.tasks.checks.notes import cut_notes, padding_notes, training_notes
     from flowmill.tasks.checks.try_rewards import loads_model, time_rewards, try_rewards
     from flowmill.tasks.inputs.shapes import shape_of, with_columns
+    from flowmill.tasks.specs.plan import RunPlan
 
-    config = with_columns(config)
-    cost = check_config(config, rewards=False)
-    scoring = time_rewards(config, try_rewards(config, load=False), cost)
-    idle = idle_shares(config, cost) if config.execution.ranks > 1 else []
+    plan = RunPlan(config := with_columns(config))
+    cost = check_plan(plan, rewards=False)
+    scoring = time_rewards(plan, try_rewards(plan, load=False), cost)
+    idle = idle_shares(plan, cost) if config.execution.ranks > 1 else []
     notes = [
-        *training_notes(config, updates=cost.updates),
+        *training_notes(plan, updates=cost.updates),
         *padding_notes(config, cost),
         *idle_notes(config, cost, idle),
-        *cut_notes(config),
+        *cut_notes(plan),
         *(
             f"reward '{section.slot}' was not tried, as it loads a model; 'flowmill run' tries it before it samples."
             for section in reward_sections(config)
@@ -93,7 +94,7 @@ def _estimate(
         ),
     ]
     changed = _changed(config) if deep else None
-    memory, memory_notes = memory_and_notes(config, reference=cost.reference)
+    memory, memory_notes = memory_and_notes(plan, reference=cost.reference)
     notes += memory_notes
     shape = None if config.data is None else shape_of(config)
     if as_json:

@@ -100,13 +100,15 @@ def _print_samples(run: RunContext, count: int) -> None:
 
 def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
-        from flowmill.tasks.checks.check import check_config
+        from flowmill.tasks.checks.check import check_plan
         from flowmill.tasks.checks.try_rewards import try_rewards
+        from flowmill.tasks.specs.plan import RunPlan
 
         # The first run comes last, and keeps its rewards; those of later runs are created again at their turn.
         for each in reversed(due):
-            check_config(each.config, rewards=False)
-            rewards = try_rewards(each.config)
+            plan = RunPlan(each.config)
+            check_plan(plan, rewards=False)
+            rewards = try_rewards(plan)
         from flowmill.flows import process_state
         from flowmill.flows.cli.summary import print_summary
         from flowmill.flows.pipeline import pipeline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.refusals import Refusal, refuse
@@ -12,7 +11,6 @@ from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.policies import POLICIES
 from flowmill.storage.trajectories import TRAJECTORY_STORES
-from flowmill.tasks.advantages.estimators import make_estimator
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.checks.check_execution import check_execution
@@ -20,49 +18,31 @@ from flowmill.tasks.checks.check_render import check_render
 from flowmill.tasks.checks.check_rewards import check_followed, check_rewards
 from flowmill.tasks.choices import SAMPLERS
 from flowmill.tasks.choices.difficulty import level_of
-from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.prompts import SOURCE, Prompt
 from flowmill.tasks.inputs.quantize_settings import check_frozen
-from flowmill.tasks.inputs.source_prompts import source_prompts
 from flowmill.tasks.inputs.trained_weights import check_teachers, check_trained
 from flowmill.tasks.metrics.alerts import NAMES
 from flowmill.tasks.modalities.forward_cost import Cost
-from flowmill.tasks.modalities.modality import Kind, make_kind
 from flowmill.tasks.runs.seeds import most_of_each
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.training.optimizers import check_optimizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfKind(Trained):
-    """A config, the requirements of its algorithm, and its kind of policy."""
-
-    kind: Kind
-
-    @property
-    def name(self) -> str:
-        """The name of the kind."""
-        return kind_name(self.config)
-
-    @property
-    def longest(self) -> int | None:
-        """The most tokens of a text; None if the policy makes none."""
-        return self.kind.longest(self.config)
-
-
-def _of_kind(facts: OfKind) -> Iterator[Refusal]:
+def _of_kind(plan: RunPlan) -> Iterator[Refusal]:
     """Yield combinations of the policy's kind, the algorithm, and settings that only some of them read."""
-    config, requires, kind, longest = facts.config, facts.requires, facts.kind, facts.longest
+    config, requires, kind, name = plan.config, plan.requires, plan.kind, kind_name(plan.config)
+    facts, longest = Trained(config=config, requires=requires), kind.longest(config)
     policy, overlong, stop_kl = config.model.policy, config.advantage.overlong, config.optimize.stop_kl
-    if requires.kind != (kind.trained_as or facts.name):
+    if requires.kind != (kind.trained_as or name):
         yield Refusal(
             "optimize.algorithm",
-            f"model.policy '{policy}' is of the kind '{facts.name}'",
+            f"model.policy '{policy}' is of the kind '{name}'",
             "Choose an algorithm of that kind",
             f"{facts.algorithm} trains policies of the kind '{requires.kind}', but",
         )
-    if make_estimator(config).per_token and not kind.per_token:
+    if plan.estimator.per_token and not kind.per_token:
         yield Refusal(
             "advantage.estimator",
             f"which gives every token an advantage, but model.policy '{policy}' makes no tokens",
@@ -86,39 +66,43 @@ def _of_kind(facts: OfKind) -> Iterator[Refusal]:
 
 
 def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
-    """Check every component, every combination and the prompts; return the cost of the run.
+    """Check a config that is not resolved yet, see ``check_plan``."""
+    return check_plan(RunPlan(config), rewards=rewards)
+
+
+def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
+    """Check every component, every combination and the prompts of a run; return its cost.
 
     Args:
-        config: the config.
+        plan: of the config.
         rewards: also build the rewards, which finds missing packages and wrong values.
     """
+    config = plan.config
     _check_name("model.policy", config.model.policy, POLICIES)
     if config.render is not None:
         _check_name("render.model.policy", config.render.model.policy, POLICIES)
     _check_name("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_watch(config)
-    kind, requires = make_kind(config), make_algorithm(config).requires
-    refuse(config, _of_kind(OfKind(config=config, requires=requires, kind=kind)))
+    refuse(config, _of_kind(plan))
     # The base model comes first: later checks depend on its architecture.
-    check_model(config)
-    check_execution(config)
-    check_render(config)
+    check_model(plan)
+    check_execution(plan)
+    check_render(plan)
     check_optimizer(config)
-    check_data(config, requires)
-    kind.check(config, requires)
+    check_data(plan, plan.requires)
+    plan.kind.check(plan)
     check_frozen(config)
-    check_trained(config)
-    check_teachers(config)
-    sources = source_prompts(config)
+    check_trained(plan)
+    check_teachers(plan)
     # Negative prompts have the images of the others.
-    check_reference_images(config, [each for name, split in sources.items() if name != "negative" for each in split])
-    check_rewards(config, sources, build=rewards)
-    check_followed(config, requires)
-    prompts = {split: len(items) for split, items in sources.items()}
-    _check_prompts(config, prompts)
-    _check_mixture(config, sources["train"])
-    _check_sampler(config, sources["train"])
-    return kind.cost(config, requires, prompts)
+    check_reference_images(plan, [each for name, split in plan.prompts.items() if name != "negative" for each in split])
+    check_rewards(plan, build=rewards)
+    check_followed(plan)
+    _check_prompts(config, plan.prompt_counts)
+    _check_mixture(config, plan.prompts["train"])
+    _check_sampler(config, plan.prompts["train"])
+    cost: Cost = plan.kind.cost(plan)
+    return cost
 
 
 def _check_watch(config: RunConfig) -> None:

@@ -8,13 +8,13 @@ from itertools import chain
 from flowmill.configs.advantages import AdvantageSection
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.model_families import families, most_images, spec_of
+from flowmill.configs.model_families import families
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
-from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.specs.plan import RunPlan
 
 _ACTS = "acts on rollouts, and a run with the section data has none"
 
@@ -57,11 +57,10 @@ def _without_use(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal("advantage", _ACTS, "Remove it", "advantage")
 
 
-def _images(facts: Trained, data: DataSection) -> Iterator[Refusal]:
+def _images(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusal]:
     """Yield settings of images that the model does not take."""
-    config, policy = facts.config, facts.config.model.policy
-    taken = most_images(policy, config.model.options)
-    if data.buckets and (not spec_of(policy).any_size or config.model.frames > 1):
+    spec, policy = plan.family_spec, plan.config.model.policy
+    if data.buckets and (not spec.any_size or plan.config.model.frames > 1):
         yield Refusal(
             "data.buckets",
             f"model.policy '{policy}' is trained on samples of one",
@@ -75,37 +74,37 @@ def _images(facts: Trained, data: DataSection) -> Iterator[Refusal]:
             "Remove it, or give pairs",
             "data.buckets gives rated images of one prompt several sizes, but",
         )
-    if spec_of(policy).starts_from == "clip":
+    if spec.starts_from == "clip":
         yield Refusal(
             "model.policy",
             "its model does not see, so given samples train a model of text to video",
             "Choose the family of that",
             f"data: model.policy '{policy}' starts chains from a clip, which",
         )
-    if data.prompt_image is None and taken:
+    if data.prompt_image is None and plan.most_images:
         yield Refusal(
             "data.prompt_image",
             f"the prompts of model.policy '{policy}' come with images",
             "Name their column",
             "data.prompt_image is not set, but",
         )
-    if data.prompt_image is not None and taken == 0:
+    if data.prompt_image is not None and plan.most_images == 0:
         yield Refusal("data.prompt_image", f"model.policy '{policy}' takes no image", "Remove it")
 
 
-def _variants(facts: Trained, data: DataSection) -> Iterator[Refusal]:
+def _variants(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusal]:
     """Yield changes of samples or captions where they cannot be made."""
-    config = facts.config
+    config, requires = plan.config, facts.requires
     names = "data.flip data.crop data.captions data.empty_captions data.prior"
     used = [name for name, value in set_settings(config, names) if value not in (False, "center", "one", 0.0)]
-    for setting in used if not make_kind(config).encodes else ():
+    for setting in used if not plan.kind.encodes else ():
         where = f"{setting} is for denoisers of images and films, but"
         yield Refusal(setting, f"model.policy '{config.model.policy}' is none", "Remove it", where)
     for setting in used if data.prompt_image is not None else ():
         if setting in ("data.flip", "data.crop"):
             why = "the images of data.prompt_image would stay as they are"
             yield Refusal(setting, why, "Remove it", f"{setting} changes samples, but")
-    if data.prior is not None and (facts.requires.advantages or data.rating is not None):
+    if data.prior is not None and (requires.advantages or data.rating is not None):
         yield Refusal(
             "data.prior",
             "its rows have neither pairs nor ratings",
@@ -114,16 +113,16 @@ def _variants(facts: Trained, data: DataSection) -> Iterator[Refusal]:
         )
 
 
-def check_data(config: RunConfig, requires: Requirements) -> None:
+def check_data(plan: RunPlan, requires: Requirements) -> None:
     """Check that the algorithm can train on samples of ``data``, and that settings of rollouts have a use."""
-    data, facts = config.data, Trained(config=config, requires=requires)
+    config, data, facts = plan.config, plan.config.data, Trained(config=plan.config, requires=requires)
     if data is None:
         return
-    refuse(config, chain(_missing(facts, data), _without_use(config), _variants(facts, data), _images(facts, data)))
+    refuse(config, chain(_missing(facts, data), _without_use(config)))
+    refuse(config, chain(_variants(plan, facts, data), _images(plan, facts, data)))
     # The model takes images of each size.
     for height, width in data.buckets:
-        sized = config.model.model_copy(update={"height": height, "width": width})
         try:
-            check_model(config.model_copy(update={"model": sized}))
+            check_model(plan.sized(height, width))
         except ConfigError as error:
             raise ConfigError(f"data.buckets [{height}, {width}]: {error}") from None

@@ -7,7 +7,6 @@ from itertools import chain
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device
@@ -16,7 +15,7 @@ from flowmill.models.policies.attention import UNSPLIT
 from flowmill.models.weights.context_parallel import token_plan
 from flowmill.tasks.execution.launchers import check_launcher
 from flowmill.tasks.execution.runners import check_runner
-from flowmill.tasks.inputs.components import as_evaluated
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.row_tokens import image_tokens, text_tokens
 
 
@@ -81,14 +80,15 @@ def _split_tokens(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal("execution.context_parallel", why, "Remove one of them")
 
 
-def check_execution(config: RunConfig) -> None:
+def check_execution(plan: ResolvedConfig) -> None:
     """Check launcher, runner, devices, and the sharding of weights and tokens over processes."""
+    config = plan.config
     check_launcher(config.execution)
     check_runner(config.execution)
     check_devices(config)
     refuse(config, chain(_sharding(config), _split_tokens(config)))
     if config.execution.context_parallel > 1:
-        _check_tokens(config)
+        _check_tokens(plan)
 
 
 def check_devices(config: RunConfig) -> None:
@@ -103,27 +103,27 @@ def check_devices(config: RunConfig) -> None:
             chosen_device(str(section.device), label=f"rewards: device of '{section.slot}'")
 
 
-def _check_tokens(config: RunConfig) -> None:
+def _check_tokens(plan: ResolvedConfig) -> None:
     """Check that the heads and tokens of a model of a supported architecture can be split evenly."""
-    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    model, degree = plan.config.model, plan.config.execution.context_parallel
+    architecture = None if model.path is None else architecture_of(model.path)
     if architecture is None:
         return
-    model, degree = config.model, config.execution.context_parallel
     where = f"execution.context_parallel is {degree}"
-    if spec_of(model.policy).references is not None and most_images(model.policy, model.options):
+    if plan.family_spec.references is not None and plan.most_images:
         raise ConfigError(
             f"{where}, but the images that prompts of model.policy '{model.policy}' start from differ in their "
             "numbers of tokens, which cannot be shared out evenly. Set it to 1."
         )
     token_plan(meta_denoiser(architecture), degree)
-    for section, called in (("model", config), ("evaluate", as_evaluated(config))):
+    for section, called in (("model", plan), ("evaluate", plan.evaluated)):
         image = image_tokens(called, architecture)
         if image % degree:
             raise ConfigError(
                 f"{where}, but a row has {image} tokens, which that does not divide. Change {section}.height or "
                 f"{section}.width."
             )
-    text = text_tokens(config, architecture)
+    text = text_tokens(plan, architecture)
     if text % degree:
         raise ConfigError(
             f"{where}, but a row has {text} text tokens, which that does not divide. Set "

@@ -6,29 +6,30 @@ from collections.abc import Iterator
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError, PromptError
-from flowmill.configs.model_families import most_images
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.render import TurnsSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.factory import needs_of
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
-from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
-from flowmill.tasks.inputs.source_prompts import source_prompts
-from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, sees_images
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.turns import returns_best
 
 
-def _image_model(config: RunConfig) -> Iterator[Refusal]:
-    if not make_kind(config).writes:
+def _image_model(plan: RunPlan) -> Iterator[Refusal]:
+    config, drawer = plan.config, plan.drawer
+    if not plan.kind.writes:
         yield Refusal(
             "render",
             f"model.policy '{config.model.policy}' writes none",
             "Remove it, or train a model that does, such as causal_lm",
             "render draws texts, but",
         )
-    drawer = renderer_config(config).model.policy
-    if not make_kind(renderer_config(config)).draws:
-        where, remedy = f"render.model.policy '{drawer}'", "Choose a family of image models, such as sd3"
+    if not drawer.kind.draws:
+        where, remedy = (
+            f"render.model.policy '{drawer.config.model.policy}'",
+            "Choose a family of image models, such as sd3",
+        )
         yield Refusal("render.model.policy", "cannot draw texts", remedy, where)
     for setting, value in set_settings(
         config,
@@ -54,7 +55,8 @@ def _unread_images(config: RunConfig) -> Iterator[Refusal]:
         )
 
 
-def _turns(config: RunConfig, turns: TurnsSection) -> Iterator[Refusal]:
+def _turns(plan: RunPlan, turns: TurnsSection) -> Iterator[Refusal]:
+    config = plan.config
     labels = [section.slot for section in config.scored if reads_images(config, section)]
     if not labels or turns.by not in (None, *labels):
         yield Refusal(
@@ -76,7 +78,7 @@ def _turns(config: RunConfig, turns: TurnsSection) -> Iterator[Refusal]:
             "Write a comment, or set render.turns.sees to 'images'",
             "render.turns.comment is empty, so",
         )
-    if sees_images(config) and most_images(config.model.policy, config.model.options) == 0:
+    if sees_images(config) and plan.most_images == 0:
         yield Refusal(
             "render.turns.sees",
             f"model.policy '{config.model.policy}' reads texts alone",
@@ -90,41 +92,41 @@ def _turns(config: RunConfig, turns: TurnsSection) -> Iterator[Refusal]:
         )
 
 
-def check_render(config: RunConfig) -> None:
+def check_render(plan: RunPlan) -> None:
     """Check the section ``render``; without one, check that no setting depends on it."""
+    config = plan.config
     if config.render is None:
         _check_absent(config)
         return
-    refuse(config, _image_model(config))
-    _check_drawer(config)
+    refuse(config, _image_model(plan))
+    _check_drawer(plan)
     refuse(config, _unread_images(config))
     if config.render.turns is not None:
-        refuse(config, _turns(config, config.render.turns))
-        _check_turns(config, config.render.turns)
+        refuse(config, _turns(plan, config.render.turns))
+        _check_turns(plan, config.render.turns, config.render.images)
 
 
-def _check_drawer(config: RunConfig) -> None:
+def _check_drawer(plan: RunPlan) -> None:
     """Check the image model as the model of a run."""
-    drawer = renderer_config(config)
+    drawer = plan.drawer
     try:
         check_model(drawer)
-        if drawer.prompts.image is not None:
-            sources = source_prompts(config)
-            check_reference_images(drawer, [*sources["train"], *sources["heldout"]])
+        if drawer.config.prompts.image is not None:
+            check_reference_images(drawer, [*plan.prompts["train"], *plan.prompts["heldout"]])
     except (ConfigError, PromptError) as error:
         raise type(error)(f"render: {error}") from None
 
 
-def _check_turns(config: RunConfig, turns: TurnsSection) -> None:
+def _check_turns(plan: RunPlan, turns: TurnsSection, images: int) -> None:
     """Check that nothing else has the place of a turn, that a conversation's images fit, and that turns compare."""
-    sources = source_prompts(config)
-    for split, prompts in sources.items():
+    config = plan.config
+    for split, prompts in plan.prompts.items():
         for key, use in ((TURN_KEY, "the turn of a sample"), (SEEN_KEY, "the images that a sample saw")):
             if any(key in prompt.metadata for prompt in prompts):
                 raise ConfigError(f"prompts.{split} has a column '{key}', which the store uses for {use}. Rename it.")
-    policy, most = config.model.policy, most_images(config.model.policy, config.model.options)
-    own = max(len(prompt.images) for split in sources.values() for prompt in split)
-    drawn = (turns.count - 1) * render_of(config).images
+    policy, most = config.model.policy, plan.most_images
+    own = max(len(prompt.images) for split in plan.prompts.values() for prompt in split)
+    drawn = (turns.count - 1) * images
     if sees_images(config) and most is not None and own + drawn > most:
         raise ConfigError(
             f"render.turns: a conversation may have {own + drawn} images, {own} of the prompt and {drawn} drawn, "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
@@ -15,12 +14,11 @@ from flowmill.models.rewards import REWARDS
 from flowmill.models.rewards.base import Needs
 from flowmill.models.rewards.differentiable import is_differentiable
 from flowmill.models.rewards.factory import RewardCache, check_section, needs_of
-from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.inputs.fits import Fits
 from flowmill.tasks.inputs.option_paths import reward_places
 from flowmill.tasks.inputs.prompts import SOURCE, Prompt, image_column
 from flowmill.tasks.inputs.renderer import reads_images
-from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.specs.plan import RunPlan
 
 #: Characters that file systems and MLflow accept in names, in addition to letters and digits.
 _IN_LABELS = "_-.: "
@@ -29,15 +27,14 @@ _LONGEST_LABEL = 100
 _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
 
 
-def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *, build: bool) -> None:
+def check_rewards(plan: RunPlan, *, build: bool) -> None:
     """Check rewards, monitors and judges.
 
     Args:
-        config: the config.
-        prompts: by split.
+        plan: of the config.
         build: also build them, which finds missing packages and wrong values.
     """
-    sections = reward_sections(config)
+    config, sections = plan.config, reward_sections(plan.config)
     _check_labels(sections)
     _check_watched(config)
     _check_every_source(config)
@@ -47,17 +44,18 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
         if section.server is not None:
             _check_served(section)
             continue
-        _check_needs(section, needs_of(section.name, section.options), config, prompts)
+        _check_needs(section, needs_of(section.name, section.options), plan)
         if build:
             RewardCache(Fits(config.store).located).of(section)
 
 
-def check_followed(config: RunConfig, requires: Requirements) -> None:
+def check_followed(plan: RunPlan) -> None:
     """Check that rewards are differentiable, if the algorithm trains on their gradients."""
+    config, requires = plan.config, plan.requires
     if not (requires.gradients or requires.rewards):
         return
     algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
-    if not spec_of(config.model.policy).decodes_latents:
+    if not plan.family_spec.decodes_latents:
         raise ConfigError(
             f"{algorithm} trains on gradients of rewards, but clips of model.policy '{config.model.policy}' are "
             "decoded with the image they start from, which these are not given. Choose an algorithm that needs no "
@@ -165,11 +163,10 @@ def _check_served(section: RewardSection) -> None:
         )
 
 
-def _check_needs(
-    section: RewardSection, needs: Needs, config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]
-) -> None:
+def _check_needs(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
+    config = plan.config
     if not reads_images(config, section):
-        make_kind(config).check_scored(section, needs, config)
+        plan.kind.check_scored(section, needs, config)
     elif needs.media not in ("samples", "images"):
         remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
         raise ConfigError(
@@ -182,7 +179,7 @@ def _check_needs(
             "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
         )
     for split in ("train", "heldout"):
-        for prompt in asked_of(section, prompts[split]):
+        for prompt in asked_of(section, plan.prompts[split]):
             for column in needs.columns:
                 if column not in prompt.metadata:
                     raise ConfigError(

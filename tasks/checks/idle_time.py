@@ -12,8 +12,8 @@ from flowmill.configs.load import override_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.factory import scored_by_ranks
 from flowmill.tasks.modalities.forward_cost import Cost
-from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.runs.sharding import encoding_cuts, evaluation_cuts, idle_share, rollout_cuts
+from flowmill.tasks.specs.plan import RunPlan
 
 #: Idle share from which a stage gets a note.
 _MUCH = 0.1
@@ -42,9 +42,9 @@ class Dealt(NamedTuple):
     """Number of repetitions of the whole work."""
 
 
-def idle_shares(config: RunConfig, cost: Cost) -> list[Idle]:
+def idle_shares(plan: RunPlan, cost: Cost) -> list[Idle]:
     """Return the idle time of every stage that the processes of a run divide, in order of execution."""
-    encode = sum(cost.prompts.values()) if make_kind(config).encodes else 0
+    config, encode = plan.config, sum(cost.prompts.values()) if plan.kind.encodes else 0
     by_ranks = partial(scored_by_ranks, nodes=config.execution.nodes)
     on_ranks = {
         "encode": encode > 0,

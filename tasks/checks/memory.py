@@ -8,35 +8,33 @@ from dataclasses import replace
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.tracing import NotMeasuredError
-from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.modalities.memory import REWARD_MODELS, SCORE, Memory, OptimizerSizes, RewardMemory
-from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.runs.memory_errors import REMEDIES
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 
 #: The phases after samples are scored.
 _AFTER = ("gradient", "optimize")
 
 
-def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
+def estimate_memory(plan: RunPlan, *, reference: bool) -> Memory | None:
     """Return the memory of a rank, or None if the architecture is unknown (a built or unpublished model).
 
     Args:
-        config: a checked config.
+        plan: of a checked config.
         reference: whether training compares with the base model.
 
     Raises:
         NotMeasuredError: a class cannot run without its weights.
     """
-    requires = make_algorithm(config).requires
-    policy = make_kind(config).memory(config, requires, optimizer_sizes(config), reference=reference)
-    return None if policy is None else with_rewards(config, policy)
+    policy = plan.kind.memory(plan, optimizer_sizes(plan.config), reference=reference)
+    return None if policy is None else with_rewards(plan.config, policy)
 
 
-def memory_and_notes(config: RunConfig, *, reference: bool) -> tuple[Memory | None, Sequence[str]]:
+def memory_and_notes(plan: RunPlan, *, reference: bool) -> tuple[Memory | None, Sequence[str]]:
     """Return the result of ``estimate_memory`` with its notes, or None with the reason why it cannot be measured."""
     try:
-        memory = estimate_memory(config, reference=reference)
+        memory = estimate_memory(plan, reference=reference)
     except NotMeasuredError as error:
         return None, [str(error)]
     return memory, () if memory is None else memory.notes

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowmill.configs.model_families import spec_of
-from flowmill.configs.registry import build, resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
 from flowmill.models.policies import POLICIES
@@ -15,9 +13,8 @@ from flowmill.models.policies.tokenization import cut_notes as cut_of
 from flowmill.models.policies.tokenization import load_tokenizers
 from flowmill.models.rewards.factory import needs_of
 from flowmill.models.weights.lora import stack_note
-from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.inputs.prompts import uses_guidance
-from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.modalities.rows import padded
 from flowmill.tasks.runs.sharding import costs, rollout_cuts
 from flowmill.tasks.training.learning_rates import learning_rate
@@ -29,29 +26,29 @@ if TYPE_CHECKING:
 _WASTE = 1.1
 
 
-def training_notes(config: RunConfig, *, updates: int) -> list[str]:
+def training_notes(plan: ResolvedConfig, *, updates: int) -> list[str]:
     """Return notes on a config with ``updates`` optimizer updates in the whole run."""
+    config = plan.config
     notes = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
     return [
         *notes,
-        *_few_steps(config),
-        *_without_adapters(config),
-        *make_algorithm(config).requires.notes,
+        *_few_steps(plan),
+        *_without_adapters(plan),
+        *plan.requires.notes,
         *_unwatched(config),
     ]
 
 
-def cut_notes(config: RunConfig) -> list[str]:
+def cut_notes(plan: ResolvedConfig) -> list[str]:
     """Return notes on prompts that the tokenizers of a local model truncate; for others 'flowmill run' reports them."""
-    folder = Path(str(config.model.path)).expanduser()
-    if config.model.path is None or not folder.is_dir() or config.model.policy not in POLICIES:
+    model, notes = plan.config.model, list[str]()
+    folder = Path(str(model.path)).expanduser()
+    if model.path is None or not folder.is_dir() or model.policy not in POLICIES:
         return []
-    family, notes = resolve(POLICIES, config.model.policy, label="model.policy"), []
-    options = build(family.options_type, config.model.policy, config.model.options, label="model.options of")
-    tokenizers = load_tokenizers(folder, family.readers)
-    for split, prompts in source_prompts(config).items():
+    tokenizers = load_tokenizers(folder, readers := plan.family.readers)
+    for split, prompts in plan.prompts.items():
         texts = [prompt.text for prompt in prompts]
-        notes += [f"prompts.{split}: {note}" for note in cut_of(family.readers, tokenizers, options, texts)]
+        notes += [f"prompts.{split}: {note}" for note in cut_of(readers, tokenizers, plan.model_options, texts)]
     return notes
 
 
@@ -102,10 +99,10 @@ def _guidance(config: RunConfig) -> str | None:
     )
 
 
-def _few_steps(config: RunConfig) -> list[str]:
+def _few_steps(plan: ResolvedConfig) -> list[str]:
     """Return notes on bases and start adapters distilled to few steps, if the loss is that of the forward process."""
-    model = config.model
-    if make_algorithm(config).requires.data != "forward" or not spec_of(model.policy).denoises:
+    config, model = plan.config, plan.config.model
+    if plan.requires.data != "forward" or not plan.family_spec.denoises:
         return []
     named = {"model.path": model.path, "model.lora.start": None if model.lora is None else model.lora.start}
     signs = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
@@ -119,14 +116,13 @@ def _few_steps(config: RunConfig) -> list[str]:
     ]
 
 
-def _without_adapters(config: RunConfig) -> list[str]:
+def _without_adapters(plan: ResolvedConfig) -> list[str]:
     """Return notes on weights of a supported language model that get no adapters."""
-    model = config.model
-    if model.lora is None or model.path is None or spec_of(model.policy).denoises:
+    model = plan.config.model
+    if model.lora is None or model.path is None or plan.family_spec.denoises:
         return []
     language = language_config(model.path)
-    family = resolve(POLICIES, model.policy, label="model.policy")
-    note = None if language is None else stack_note(meta_language_model(language, models=family.models))
+    note = None if language is None else stack_note(meta_language_model(language, models=plan.family.models))
     return [] if note is None else [note]
 
 

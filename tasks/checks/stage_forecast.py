@@ -65,11 +65,11 @@ def forecast(config: RunConfig, run: RunContext | None = None) -> Forecast:
     if run is not None and finished_result(run) is not None:
         # A finished run ends here too, without checking or loading anything.
         return Forecast(stages=_finished(config))
-    from flowmill.tasks.checks.check import check_config
+    from flowmill.tasks.checks.check import check_plan
 
-    cost = check_config(config, rewards=False)
     store = ArtifactStore(config.store)
-    chain = Chain(RunContext(store, config, RunFolder(store, run_name(config))))
+    context = RunContext(store, config, RunFolder(store, run_name(config)))
+    cost, chain = check_plan(context.plan, rewards=False), Chain(context)
     current = statuses(chain)
     names = list(dict.fromkeys(each.node.stage for each in current))
     of_stage = {name: [each for each in current if each.node.stage == name] for name in names}

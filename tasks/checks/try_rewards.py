@@ -10,7 +10,6 @@ import numpy as np
 
 from flowmill.configs.errors import RewardError
 from flowmill.configs.rewards import RewardSection
-from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.base import Batch, Needs, Origin, Reward
 from flowmill.models.rewards.factory import RewardCache, check_section, needs_of, works_on_accelerator
 from flowmill.models.rewards.invocation import Handling, declared_needs, score
@@ -20,17 +19,16 @@ from flowmill.tasks.execution.runners import score_workers
 from flowmill.tasks.inputs.fits import Fits
 from flowmill.tasks.inputs.prompt_rows import read_picture
 from flowmill.tasks.inputs.prompts import Prompt, stored_metadata
-from flowmill.tasks.inputs.renderer import reads_images, renderer_config
-from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.inputs.renderer import reads_images
 from flowmill.tasks.modalities.forward_cost import Cost
-from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.specs.plan import RunPlan
 
 #: Number of prompts, and of samples per prompt, in the trial of a reward.
 _TRIED = 2
 
 
 def try_rewards(
-    config: RunConfig,
+    plan: RunPlan,
     *,
     load: bool = True,
     rewards: RewardCache | None = None,
@@ -45,18 +43,19 @@ def try_rewards(
     retried as for a shard.
 
     Args:
-        config: the config.
+        plan: of the config.
         load: also try rewards that load or download a model; otherwise only their options are checked.
         rewards: creates the rewards, and caches them; a new cache when absent.
         sleep: waits some seconds before a retry.
     """
-    rewards = RewardCache(Fits(config.store).located) if rewards is None else rewards
-    for section, prompts in _tried(config):
+    execution = plan.config.execution
+    rewards = RewardCache(Fits(plan.config.store).located) if rewards is None else rewards
+    for section, prompts in _tried(plan):
         # The launching process must not use the devices of the ranks.
-        if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
+        if (execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
             check_section(section)
             continue
-        _try(rewards.of(section), section, prompts, config, sleep)
+        _try(rewards.of(section), section, prompts, plan, sleep)
     return rewards
 
 
@@ -74,26 +73,26 @@ class ScoringTime:
     """Samples scored in parallel, on a machine with as many cores as this one."""
 
 
-def time_rewards(config: RunConfig, rewards: RewardCache, cost: Cost) -> list[ScoringTime]:
+def time_rewards(plan: RunPlan, rewards: RewardCache, cost: Cost) -> list[ScoringTime]:
     """Return the scoring time per epoch of rewards that use no accelerator, measured with another trial.
 
     Args:
-        config: a config whose rewards were tried.
+        plan: of a config whose rewards were tried.
         rewards: the rewards.
         cost: cost of the run.
     """
-    execution, sections = config.execution, {section.slot: section for section in config.scored}
+    execution, sections = plan.config.execution, {section.slot: section for section in plan.config.scored}
     several = execution.nodes > 1
     workers = score_workers(execution, on_rank=several) * (execution.ranks if several else 1)
     times = []
-    for slot, prompts in ((section.slot, prompts) for section, prompts in _tried(config) if section.slot in sections):
+    for slot, prompts in ((section.slot, prompts) for section, prompts in _tried(plan) if section.slot in sections):
         section = sections[slot]
         if (
             section.server is None
             and not loads_model(section)
             and declared_needs(rewards.of(section)).media != "latents"
         ):
-            batch = _trial_of(rewards.of(section), section, prompts, config)
+            batch = _trial_of(rewards.of(section), section, prompts, plan)
             began = time.perf_counter()
             score(rewards.of(section), slot, batch, Handling.of(section))
             took = (time.perf_counter() - began) / len(batch)
@@ -101,9 +100,9 @@ def time_rewards(config: RunConfig, rewards: RewardCache, cost: Cost) -> list[Sc
     return times
 
 
-def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
+def _tried(plan: RunPlan) -> list[tuple[RewardSection, Sequence[Prompt]]]:
     """Return rewards, monitors and judges, each with the prompts of its trial."""
-    prompts = source_prompts(config)
+    config, prompts = plan.config, plan.prompts
     heldout = prompts["heldout"] or prompts["train"]
     listed = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
     return [(s, (asked_of(s, own) or asked_of(s, prompts["train"]))[:_TRIED]) for s, own in listed]
@@ -114,17 +113,17 @@ def loads_model(section: RewardSection) -> bool:
     return section.server is None and needs_of(section.name, section.options).accelerated
 
 
-def _trial_of(reward: Reward, section: RewardSection, prompts: Sequence[Prompt], config: RunConfig) -> Batch:
+def _trial_of(reward: Reward, section: RewardSection, prompts: Sequence[Prompt], plan: RunPlan) -> Batch:
     """Return one artificial sample per prompt, or several for a groupwise reward or a single prompt."""
     needs = declared_needs(reward)
     each = _TRIED if needs.groupwise or len(prompts) == 1 else 1
-    return _trial([prompt for prompt in prompts for _ in range(each)], section, config, needs)
+    return _trial([prompt for prompt in prompts for _ in range(each)], section, plan, needs)
 
 
-def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, needs: Needs) -> Batch:
+def _trial(prompts: Sequence[Prompt], section: RewardSection, plan: RunPlan, needs: Needs) -> Batch:
     """Return an artificial sample of each prompt, with its start images if the reward needs them."""
-    seen, started = renderer_config(config) if reads_images(config, section) else config, needs.references
-    media = _noise(needs) if needs.media == "sounds" else make_kind(seen).trial(seen)
+    seen, started = plan.drawer if reads_images(plan.config, section) else plan, needs.references
+    media = _noise(needs) if needs.media == "sounds" else seen.kind.trial(seen.config)
     shard = "none yet: rewards are tried before sampling"
     return Batch(
         media=np.concatenate([media] * len(prompts)),
@@ -142,7 +141,7 @@ def _noise(needs: Needs) -> np.ndarray:
 
 
 def _try(
-    reward: Reward, section: RewardSection, prompts: Sequence[Prompt], config: RunConfig, sleep: Callable[[float], None]
+    reward: Reward, section: RewardSection, prompts: Sequence[Prompt], plan: RunPlan, sleep: Callable[[float], None]
 ) -> None:
     if isinstance(reward, RemoteReward):
         reward.introduce()
@@ -150,9 +149,10 @@ def _try(
     if needs.media == "latents":
         # Their shape depends on the model, which is not loaded yet.
         return
-    delay = config.execution.retry_delay_s
-    batch = _trial_of(reward, section, prompts, config)
-    for left in reversed(range(config.execution.retries + 1)):
+    execution = plan.config.execution
+    delay = execution.retry_delay_s
+    batch = _trial_of(reward, section, prompts, plan)
+    for left in reversed(range(execution.retries + 1)):
         try:
             score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))
             return

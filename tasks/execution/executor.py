@@ -24,7 +24,7 @@ SILENT = Listener()
 
 
 class Executor(Protocol):
-    """One way to run shards; a class is created from an ``Execution``, see ``Execution.executor``."""
+    """One way to run shards; a class is created from a ``Session``, see ``Session.executor``."""
 
     def start(self) -> None:
         """Start processes or connections, unless they are started; ``run`` does so when it needs them."""

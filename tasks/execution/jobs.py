@@ -1,4 +1,4 @@
-"""Jobs for other processes: one stage of one epoch of a run, fully specified as plain data, and their execution."""
+"""Jobs for other processes: one stage of one epoch of a run, fully specified as plain data, and their session."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.backends.checksums import hash_file
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.progress import Reporter
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage_run import StageRun
 
 #: Prefix of a rank's output lines that contain one JSON object for the parent process.
@@ -98,50 +99,49 @@ class JobSpec:
         return parse_config(dict(self.config), where=f"run '{self.run}'")
 
 
-class JobExecution:
-    """Execution of the current job, which stays with its models for all jobs of one run."""
+class JobSession:
+    """Session of the current job, which stays with its models for all jobs of one run."""
 
-    def __init__(self, reporter: Callable[[], Reporter], on_open: Callable[[Execution], None] = lambda execution: None):
+    def __init__(self, reporter: Callable[[], Reporter], on_open: Callable[[Session], None] = lambda session: None):
         """Start without a run.
 
         Args:
-            reporter: makes the progress reporter of an execution.
-            on_open: called with a new execution.
+            reporter: makes the progress reporter of a session.
+            on_open: called with a new session.
         """
         self._reporter, self._on_open = reporter, on_open
         self._job: JobSpec | None = None
-        self._execution: Execution | None = None
+        self._session: Session | None = None
 
-    def of(self, job: JobSpec) -> Execution:
-        """Return the execution of a job's run; a job of another run or config releases the models."""
-        execution, previous = self._execution, self._job
-        if execution is None or previous is None or previous.settings != job.settings:
-            # Reset first: if the new execution cannot be opened, the next try must not use the old one.
+    def of(self, job: JobSpec) -> Session:
+        """Return the session of a job's run; a job of another run or config releases the models."""
+        session, previous = self._session, self._job
+        if session is None or previous is None or previous.settings != job.settings:
+            # Reset first: if the new session cannot be opened, the next try must not use the old one.
             self.close()
-            execution = self._opened(job)
+            session = self._opened(job)
         elif (previous.node, previous.artifact) != (job.node, job.artifact):
-            execution.context.refresh()
-        self._execution, self._job = execution, job
-        return execution
+            session.context.refresh()
+        self._session, self._job = session, job
+        return session
 
     def close(self) -> None:
-        """Close the execution, if there is one."""
-        execution, self._execution, self._job = self._execution, None, None
-        if execution is not None:
-            execution.close()
+        """Close the session, if there is one."""
+        session, self._session, self._job = self._session, None, None
+        if session is not None:
+            session.close()
 
-    def _opened(self, job: JobSpec) -> Execution:
+    def _opened(self, job: JobSpec) -> Session:
         config = job.parsed_config()
         import_from(config.execution.modules, config.execution.sources)
         run = RunFolder(ArtifactStore(config.store), job.run)
-        execution = Execution(RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch))
-        self._on_open(execution)
-        return execution
+        session = Session(RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch))
+        self._on_open(session)
+        return session
 
 
-def run_of_job(job: JobSpec, execution: Execution) -> StageRun:
+def run_of_job(job: JobSpec, session: Session) -> StageRun:
     """Return the stage run that a job names, with the artifacts it names."""
-    epoch, name, slot = job.node
-    stage = execution.stage(name, epoch, slot)
+    stage = session.stage(Node(*job.node))
     stage.adopt(ArtifactRef.parse(job.artifact), [ArtifactRef.parse(ref) for ref in job.inputs])
     return StageRun(stage, ordered=True)

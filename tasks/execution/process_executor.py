@@ -20,10 +20,10 @@ from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 from joblib.externals.loky.process_executor import ShutdownExecutorError
 
 from flowmill.configs.errors import LostRankError, WorkerError
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.executor import SILENT, Listener
-from flowmill.tasks.execution.jobs import JobExecution, JobSpec, run_of_job
+from flowmill.tasks.execution.jobs import JobSession, JobSpec, run_of_job
 from flowmill.tasks.execution.runners import make_runner, score_workers
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.sharding import evaluation_cuts, rollout_cuts
 from flowmill.tasks.stages.scoring import Scoring
 from flowmill.tasks.stages.stage import Shard, Stage
@@ -42,9 +42,9 @@ _Messages = list[tuple[str, int, int, int, str]]
 class ProcessExecutor:
     """Runs shards in this process, and those of slow rewards in scoring processes, which end with the run."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, session: Session) -> None:
         """Bind to a run; no process is started yet."""
-        context, on_rank = execution.context, execution.host.ranks.world > 1
+        context, on_rank = session.context, session.host.ranks.world > 1
         config = context.config
         self._config, self._ledger, self._reporter = config, context.ledger, context.reporter
         shards = max(len(rollout_cuts(config)), 2 * len(evaluation_cuts(config)))
@@ -160,7 +160,7 @@ class _MessageList:
 
 
 _messages = _MessageList()
-_execution = JobExecution(lambda: _messages)
+_session = JobSession(lambda: _messages)
 
 
 def _begin(parent: int) -> None:
@@ -178,7 +178,7 @@ def _end_with(parent: int) -> None:
 def _scored(encoded: str, shard: tuple[str, int, int]) -> _Messages:
     """Score and commit a shard of a job's stage; return its messages."""
     job = JobSpec.parse(encoded)
-    execution = _execution.of(job)
+    session = _session.of(job)
     _messages.messages = []
-    run_of_job(job, execution).run_shard(Shard(*shard))
+    run_of_job(job, session).run_shard(Shard(*shard))
     return _messages.messages

@@ -8,11 +8,11 @@ from typing import Any
 
 from flowmill.configs.errors import LostRankError, WorkerError
 from flowmill.models.devices import chosen_device
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.executor import SILENT, Listener
 from flowmill.tasks.execution.jobs import PREFIX, JobSpec
 from flowmill.tasks.execution.launch import Launched
 from flowmill.tasks.execution.launchers import Program, make_launcher
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.progress import Reporter
 from flowmill.tasks.runtime.heartbeat import Heartbeat, Watch
 from flowmill.tasks.stages.stage import Shard
@@ -24,9 +24,9 @@ _LOOK_S = 0.5
 class RankExecutor:
     """Ranks that keep their models and run stages together."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, session: Session) -> None:
         """Bind to the settings and the reporter of a run; no rank is started yet."""
-        self._execution, self._reporter = execution.context.config.execution, execution.context.reporter
+        self._execution, self._reporter = session.context.config.execution, session.context.reporter
         self._launched: Launched | None = None
         self._sent = 0
         self.starts = 0

@@ -24,10 +24,10 @@ with starting():
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from flowmill.models.devices import chosen_device, local_rank
-    from flowmill.tasks.execution.execution import Execution
     from flowmill.tasks.execution.executor import Executor, Listener
-    from flowmill.tasks.execution.jobs import PREFIX, JobExecution, JobSpec, own_code, run_of_job
+    from flowmill.tasks.execution.jobs import PREFIX, JobSession, JobSpec, own_code, run_of_job
     from flowmill.tasks.execution.process_executor import ProcessExecutor
+    from flowmill.tasks.execution.session import Session
     from flowmill.tasks.runtime.heartbeat import Heartbeat
     from flowmill.tasks.runtime.kv_store import KeyValueStore
     from flowmill.tasks.runtime.ranks import Ranks, torchrun_ranks
@@ -65,15 +65,15 @@ class Worker:
         """Bind to this process's rank and to the key-value store of the ranks."""
         self._ranks = ranks
         self._board = board
-        self._jobs = JobExecution(lambda: RankReporter(ranks), self._prepare)
+        self._jobs = JobSession(lambda: RankReporter(ranks), self._prepare)
 
     def run_job(self, job: JobSpec) -> None:
         """Run this rank's share of a stage, and report when all ranks are done."""
         board = self._board.below(f"job{job.number}")
         self._ranks.pulse.at(f"{job.node[1]} of epoch {job.node[0]}")
-        execution = self._jobs.of(job)
-        run_share(run_of_job(job, execution), execution.executor(ProcessExecutor), self._ranks, board)
-        board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
+        session = self._jobs.of(job)
+        run_share(run_of_job(job, session), session.executor(ProcessExecutor), self._ranks, board)
+        board.post(f"done{self._ranks.rank}", json.dumps(session.host.loads))
         if self._ranks.first:
             with self._ranks.pulse.waiting():
                 loads = [json.loads(board.read(f"done{rank}")) for rank in range(self._ranks.world)]
@@ -83,9 +83,9 @@ class Worker:
         """End the scoring processes of this rank."""
         self._jobs.close()
 
-    def _prepare(self, execution: Execution) -> None:
-        execution.host.ranks = self._ranks
-        execution.host.use_threads()
+    def _prepare(self, session: Session) -> None:
+        session.host.ranks = self._ranks
+        session.host.use_threads()
 
 
 def run_share(run: StageRun, executor: Executor, ranks: Ranks, board: KeyValueStore) -> None:

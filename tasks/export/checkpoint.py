@@ -15,11 +15,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.registry import resolve
-from flowmill.models.policies import POLICIES
 from flowmill.models.weights.tensor_files import TensorFiles
 from flowmill.tasks.export.copying import new_folder
-from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.weight_sources import (
     CRITIC,
     CRITIC_OPTIMIZER,
@@ -70,7 +67,7 @@ def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple
     for name in _OPTIMIZERS.keys() & tensors.state.keys():
         moments = tensors.state[name]
         tensors.state[name] = {"state": moments, "param_groups": [{**group, "params": list(moments)}]}
-    spec = lora_spec(context.config, resolve(POLICIES, context.config.model.policy, label="model.policy"))
+    spec = context.plan.lora
     metadata = {
         "run": context.run.name,
         "epoch": last,

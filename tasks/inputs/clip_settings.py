@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from flowmill.configs.components import reward_sections
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.model_families import spec_of
-from flowmill.configs.registry import option_names, resolve
-from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import POLICIES
+from flowmill.configs.registry import option_names
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 
 
-def check_clips(config: RunConfig) -> None:
+def check_clips(plan: ResolvedConfig) -> None:
     """Check frames, their rate, how clips are stored, and which frames rewards look at."""
+    config, clips = plan.config, plan.family_spec.clips
     family, frames, media = config.model.policy, config.model.frames, config.rollout.media.format
-    clips = spec_of(family).clips
     if clips is None and frames != 1:
         raise ConfigError(f"model.frames is {frames}, but model.policy '{family}' makes images. Set it to 1.")
     if clips is not None and frames not in clips:
@@ -21,7 +19,7 @@ def check_clips(config: RunConfig) -> None:
             f"model.frames is {frames}, but model.policy '{family}' takes {clips}. "
             f"{clips.nearest(frames)}; set it to one of them."
         )
-    _check_rate(config)
+    _check_rate(plan)
     if media not in ("auto", "none") and bool(clips) != (media == "mp4"):
         kind = "clips" if clips else "images"
         raise ConfigError(
@@ -36,13 +34,13 @@ def check_clips(config: RunConfig) -> None:
             )
 
 
-def _check_rate(config: RunConfig) -> None:
+def _check_rate(plan: ResolvedConfig) -> None:
     """Check that clips are stored at the frame rate for which the family generates their sound."""
-    family, stored = config.model.policy, config.rollout.media.fps
-    rate = config.model.options.get("frame_rate", spec_of(family).frame_rate)
-    if spec_of(family).frame_rate is None or rate == stored:
+    model, stored, usual = plan.config.model, plan.config.rollout.media.fps, plan.family_spec.frame_rate
+    family, rate = model.policy, model.options.get("frame_rate", usual)
+    if usual is None or rate == stored:
         return
-    chosen = "frame_rate" in option_names(resolve(POLICIES, family, label="model.policy").options_type)
+    chosen = "frame_rate" in option_names(plan.family.options_type)
     raise ConfigError(
         f"rollout.media.fps is {stored}, but model.policy '{family}' makes {rate} frames for a second of sound"
         f"{' (model.options.frame_rate)' if chosen else ''}. Stored otherwise the two would drift apart: set "

@@ -9,11 +9,8 @@ from pathlib import Path
 import torch
 
 from flowmill.configs.errors import ConfigError, PromptError
-from flowmill.configs.model import ModelSection
-from flowmill.configs.model_families import families, most_images, spec_of
-from flowmill.configs.registry import build as make_options
+from flowmill.configs.model_families import families
 from flowmill.configs.registry import create, resolve
-from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.films import is_film
 from flowmill.models.library_loading import read_json
@@ -25,12 +22,11 @@ from flowmill.models.policies.pipeline import PipelinePolicy
 from flowmill.models.policies.pipeline_configs import whole
 from flowmill.models.quickstart import BUILDERS
 from flowmill.tasks.inputs.clip_settings import check_clips
-from flowmill.tasks.inputs.components import as_evaluated
 from flowmill.tasks.inputs.model_source import check_source
 from flowmill.tasks.inputs.prompt_rows import readable
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.quantize_settings import check_quantize
-from flowmill.tasks.inputs.renderer import renderer_config
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 
 #: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
@@ -38,33 +34,33 @@ _BUILT_PATCH = 2
 _OVERFLOWING = frozenset({"z_image"})
 
 
-def check_model(config: RunConfig) -> None:
+def check_model(plan: ResolvedConfig) -> None:
     """Check the source of the model and its call options."""
-    check_source(config)
-    _check_images(config)
-    if config.model.policy not in POLICIES:
+    check_source(plan)
+    _check_images(plan)
+    if plan.config.model.policy not in POLICIES:
         return
-    check_clips(config)
-    _check_base(config)
-    _check_size(config)
-    _check_evaluated(config)
-    _check_steps(config)
-    _check_guidance(config)
-    _check_attention(config)
-    check_quantize(config)
-    _check_precision(config)
+    check_clips(plan)
+    _check_base(plan)
+    _check_size(plan)
+    _check_evaluated(plan)
+    _check_steps(plan)
+    _check_guidance(plan)
+    _check_attention(plan)
+    check_quantize(plan)
+    _check_precision(plan)
 
 
-def _check_base(config: RunConfig) -> None:
+def _check_base(plan: ResolvedConfig) -> None:
     """Run the checks of loading the base model without loading it: class, files, size and schedule."""
-    model, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
+    config, model, family = plan.config, plan.config.model, plan.family
     if not issubclass(family, PipelinePolicy):
         return
-    options = make_options(family.options_type, family.family, model.options, label="model.options of")
+    options = plan.model_options
     settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
     if model.build is not None:
         builder = create(BUILDERS, model.build.name, model.build.options, label="model.build")
-        _check_built(config, family, getattr(builder, "family", None))
+        _check_built(family, getattr(builder, "family", None))
         shape = builder.latents
         family.check_size(None, settings, unit=None if shape is None else shape[1] * _BUILT_PATCH)
         return
@@ -77,7 +73,7 @@ def _check_base(config: RunConfig) -> None:
         family.check_size(None, settings)
 
 
-def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | None) -> None:
+def _check_built(family: type[PipelinePolicy], built: str | None) -> None:
     """Check that a builder makes the pipeline of the configured family."""
     pipeline = None if built is None else resolve(POLICIES, built, label="model.build.options.family").pipeline_name
     if pipeline is not None and pipeline != family.pipeline_name:
@@ -87,13 +83,14 @@ def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | N
         )
 
 
-def _check_images(config: RunConfig) -> None:
+def _check_images(plan: ResolvedConfig) -> None:
+    config = plan.config
     if config.data is not None and not config.prompts.lists("heldout"):
         # All prompts are those of the rows, see ``check_data``.
         return
     family, has_images = config.model.policy, config.prompts.image is not None
-    takes = bool(most_images(family, config.model.options))
-    if not takes and spec_of(family).references is not None and has_images:
+    takes = bool(plan.most_images)
+    if not takes and plan.family_spec.references is not None and has_images:
         raise ConfigError(
             f"prompts.image is '{config.prompts.image}', but model.options.references of model.policy '{family}' is 0, "
             "so it starts from noise alone. Set model.options.references to the most images a prompt comes with, or "
@@ -104,7 +101,7 @@ def _check_images(config: RunConfig) -> None:
             f"model.policy '{family}' starts from images, but prompts.image is not set. "
             "Name the column with their paths."
         )
-    drawer = None if config.render is None else renderer_config(config)
+    drawer = None if config.render is None else plan.drawer.config
     if has_images and not takes and (drawer is None or drawer.prompts.image is None):
         named = f"model.policy '{family}' takes"
         if drawer is not None:
@@ -115,16 +112,16 @@ def _check_images(config: RunConfig) -> None:
         )
 
 
-def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+def check_reference_images(plan: ResolvedConfig, prompts: Sequence[Prompt]) -> None:
     """Check that no prompt has more images than the model takes, or a film where the model takes images only."""
-    family, spec = config.model.policy, spec_of(config.model.policy)
-    most = most_images(family, config.model.options)
+    config, spec, most = plan.config, plan.family_spec, plan.most_images
+    family = config.model.policy
     if not most:
         return
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
     columns = {"prompts.image": config.prompts.image, "data.prompt_image": config.data and config.data.prompt_image}
     column = " or ".join(name for name, value in columns.items() if value) or "prompts.image"
-    ends = resolve(POLICIES, family, label="model.policy").check_ends if spec.last_frame else None
+    ends = plan.family.check_ends if spec.last_frame else None
     for prompt in prompts:
         films = [each for each in prompt.images if spec.starts_from != "clip" and is_film(readable(each))]
         if films:
@@ -147,11 +144,11 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
             ends(folder, len(prompt.images), prompt.text, frames)
 
 
-def _check_size(config: RunConfig) -> None:
+def _check_size(plan: ResolvedConfig) -> None:
     """Check that a model of known architecture has positions for an image of the configured size."""
-    model = config.model
+    model = plan.config.model
     with whole(Path(str(model.path)).expanduser()):
-        most = _positions(model)
+        most = _positions(plan)
     for name, size in (("height", model.height), ("width", model.width)):
         if most is not None and size > most:
             raise ConfigError(
@@ -160,30 +157,30 @@ def _check_size(config: RunConfig) -> None:
             )
 
 
-def _positions(model: ModelSection) -> int | None:
+def _positions(plan: ResolvedConfig) -> int | None:
     """Return the largest image side, in pixels, that a model has positions for; None if unlimited or unknown."""
+    model = plan.config.model
     network = None if model.path is None else architecture_of(model.path)
     if network is not None:
         return int(network.config.get("pos_embed_max_size", 0)) * network.patch * network.latents[1] or None
     config = Path(str(model.path)).expanduser() / "transformer" / "config.json"
     most = read_json(config).get("pos_embed_max_size") if config.is_file() else None
-    family = resolve(POLICIES, model.policy, label="model.policy")
-    return None if most is None else int(most) * int(family.unit_of(config.parent.parent))
+    return None if most is None else int(most) * int(plan.family.unit_of(config.parent.parent))
 
 
-def _check_evaluated(config: RunConfig) -> None:
+def _check_evaluated(plan: ResolvedConfig) -> None:
     """Check the size of evaluations where it differs from that of rollouts."""
-    evaluated, family = as_evaluated(config), config.model.policy
-    if evaluated is config:
+    evaluated, model = plan.evaluated, plan.config.model
+    if evaluated is plan:
         return
-    if most_images(family, config.model.options):
+    if plan.most_images:
         raise ConfigError(
-            f"evaluate: height, width and frames are set, but prompts of model.policy '{family}' come with images, "
-            "which are encoded in the size of rollouts alone. Remove them."
+            f"evaluate: height, width and frames are set, but prompts of model.policy '{model.policy}' come with "
+            "images, which are encoded in the size of rollouts alone. Remove them."
         )
-    if (evaluated.model.frames > 1) != (config.model.frames > 1):
+    if ((frames := evaluated.config.model.frames) > 1) != (model.frames > 1):
         raise ConfigError(
-            f"evaluate.frames is {evaluated.model.frames} and model.frames is {config.model.frames}: one makes images "
+            f"evaluate.frames is {frames} and model.frames is {model.frames}: one makes images "
             "and the other clips, which rewards and stores tell apart. Set both to 1, or both to more."
         )
     try:
@@ -196,10 +193,10 @@ def _check_evaluated(config: RunConfig) -> None:
         raise ConfigError(message) from None
 
 
-def _check_steps(config: RunConfig) -> None:
+def _check_steps(plan: ResolvedConfig) -> None:
     """Check the number of steps of families whose noise schedule is divided into, or built for, a fixed number."""
-    family = config.model.policy
-    whole, default = spec_of(family).steps_divide, spec_of(family).steps
+    config, family = plan.config, plan.config.model.policy
+    whole, default = plan.family_spec.steps_divide, plan.family_spec.steps
     for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
         if whole is not None and steps is not None and whole % steps:
             raise ConfigError(
@@ -207,7 +204,7 @@ def _check_steps(config: RunConfig) -> None:
                 f"to the next only where {whole} is a multiple of their number. The nearest are "
                 f"{_divisors(whole, steps)}."
             )
-    _check_chain(config)
+    _check_chain(plan)
     if default is None:
         return
     fixed = config.model.options.get("steps", default)
@@ -221,9 +218,9 @@ def _check_steps(config: RunConfig) -> None:
             )
 
 
-def _check_chain(config: RunConfig) -> None:
+def _check_chain(plan: ResolvedConfig) -> None:
     """Check that the scheduler of a local folder has levels for every number of steps."""
-    family, folder = resolve(POLICIES, config.model.policy, label="model.policy"), Path(str(config.model.path))
+    config, family, folder = plan.config, plan.family, Path(str(plan.config.model.path))
     if issubclass(family, DDIMPolicy) and folder.expanduser().is_dir():
         for steps in (config.rollout.steps, config.evaluate.steps or config.rollout.steps):
             family.noise_range(folder.expanduser(), steps)
@@ -236,14 +233,14 @@ def _divisors(whole: int, near: int) -> str:
     return " and ".join(map(str, below + above))
 
 
-def _check_guidance(config: RunConfig) -> None:
-    model = config.model
-    if spec_of(model.policy).guidance == "input" and model.negative_prompt:
+def _check_guidance(plan: ResolvedConfig) -> None:
+    model, spec = plan.config.model, plan.family_spec
+    if spec.guidance == "input" and model.negative_prompt:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
             f"'{model.policy}', which takes no negative prompt. Remove it."
         )
-    if spec_of(model.policy).instructed and model.options.get("instruction", True) and model.negative_prompt:
+    if spec.instructed and model.options.get("instruction", True) and model.negative_prompt:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but model.policy '{model.policy}' writes an "
             "instruction before every text that is not empty, and its pipeline writes none before negative prompts. "
@@ -276,11 +273,11 @@ def _check_guidance(config: RunConfig) -> None:
         )
 
 
-def _check_attention(config: RunConfig) -> None:
-    model, name = config.model, config.model.attention
+def _check_attention(plan: ResolvedConfig) -> None:
+    model, name = plan.config.model, plan.config.model.attention
     if name is None:
         return
-    table = resolve(POLICIES, model.policy, label="model.policy").attentions
+    table = plan.family.attentions
     if name not in table:
         raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, table)}")
     backend, reason = table[name], None
@@ -294,14 +291,14 @@ def _check_attention(config: RunConfig) -> None:
         reason = "it computes in bfloat16 only, and model.dtype is 'float16'"
     elif not backend.masks and model.policy in MASKED:
         reason = f"it takes no mask, and the padded text of model.policy '{model.policy}' needs one"
-    elif backend.cuda and config.execution.device == "cpu":
+    elif backend.cuda and plan.config.execution.device == "cpu":
         reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(table))}' or remove it.")
 
 
-def _check_precision(config: RunConfig) -> None:
-    model = config.model
+def _check_precision(plan: ResolvedConfig) -> None:
+    model = plan.config.model
     if model.dtype == "float16" and model.policy in _OVERFLOWING:
         raise ConfigError(
             f"model.dtype is 'float16', but activations of model.policy '{model.policy}' exceed its range, so that "

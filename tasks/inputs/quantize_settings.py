@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.folder_policy import FolderPolicy
 from flowmill.models.weights.quantized import check_quantizer
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 
 
-def check_quantize(config: RunConfig) -> None:
+def check_quantize(plan: ResolvedConfig) -> None:
     """Check that a model can be quantized where it is loaded."""
+    config = plan.config
     model, execution, section = config.model, config.execution, config.model.quantize
     if section is None:
         return
-    pipeline = issubclass(resolve(POLICIES, model.policy, label="model.policy"), FolderPolicy)
+    pipeline = issubclass(plan.family, FolderPolicy)
     if section.name is None and section.text_encoders is None:
         raise ConfigError("model.quantize names no quantizer. Set its name or text_encoders, or remove it.")
     if section.text_encoders is not None and not pipeline:

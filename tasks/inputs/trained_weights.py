@@ -10,33 +10,30 @@ import torch
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.path_types import looks_local
-from flowmill.configs.registry import resolve
-from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.folder_policy import FolderPolicy
 from flowmill.models.weights.lora import LoraSpec, add_lora
 from flowmill.models.weights.quantized import check_stored_whole
-from flowmill.tasks.inputs.components import lora_spec, make_algorithm
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.weight_sources import critic_folder
 
 
-def check_trained(config: RunConfig) -> None:
+def check_trained(plan: ResolvedConfig) -> None:
     """Check that the trained weights can be created: adapters fit the model's layers, and start weights fit both.
 
     Applies to local folders only; a hub model is checked once it is downloaded.
     """
-    family = resolve(POLICIES, config.model.policy, label="model.policy")
+    config, family = plan.config, plan.family
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is None or config.model.single_files or not folder.is_dir():
         return
-    lora, trained = lora_spec(config, family), family.trained_on_meta(folder)
+    lora, trained = plan.lora, family.trained_on_meta(folder)
     if lora is None:
         check_stored_whole(folder, trained, label="model.path")
     shapes = _trained_shapes(trained, lora)
     start = None if config.model.lora is None else config.model.lora.start
     if shapes and start is not None:
         family.read_adapter(start).weights(shapes)
-    if make_algorithm(config).requires.critic and config.critic.backbone == "own":
+    if plan.requires.critic and config.critic.backbone == "own":
         own = folder if config.critic.path is None else critic_folder(config.critic.path)
         valued = family.trained_on_meta(own, critic=True)
         if lora is None:
@@ -44,21 +41,21 @@ def check_trained(config: RunConfig) -> None:
         _trained_shapes(valued, lora)
 
 
-def check_teachers(config: RunConfig) -> None:
+def check_teachers(plan: ResolvedConfig) -> None:
     """Check the folders of an algorithm's teachers like the folder of the base model."""
-    family = resolve(POLICIES, config.model.policy, label="model.policy")
-    for name, path in make_algorithm(config).requires.teachers:
+    for name, path in plan.requires.teachers:
         folder, option = Path(path).expanduser(), f"teachers.{name}" if name else "teacher"
         if not folder.is_dir() and looks_local(path):
             raise ConfigError(
                 f"optimize.algorithm.options.{option} '{path}' is no folder. Paths are relative to the config file."
             )
-        if folder.is_dir() and issubclass(family, FolderPolicy):
-            _check_teacher(config, family, folder, option)
+        if folder.is_dir() and issubclass(plan.family, FolderPolicy):
+            _check_teacher(plan, folder, option)
 
 
-def _check_teacher(config: RunConfig, family: type[FolderPolicy], folder: Path, option: str) -> None:
-    settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
+def _check_teacher(plan: ResolvedConfig, folder: Path, option: str) -> None:
+    family: type[FolderPolicy] = plan.family
+    settings = family.settings_for(plan.config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
     try:
         family.check_folder(folder, settings)
         family.check_weights(folder)

@@ -2,19 +2,6 @@
 
 Stages, the training loop, stores and reports call the interface of a kind and do not depend on a specific one. The
 parts of artifact identities that depend on the kind are in ``flowmill.tasks.specs.modalities``. A new kind is a folder
-here, an identity there, and a line in both tables. A custom kind is a class with the methods of both, named in
+here, an identity there, and a line in both tables there. A custom kind is a class with the methods of both, named in
 ``model.kind``.
 """
-
-from __future__ import annotations
-
-from flowmill.configs.registry import Table
-
-KINDS = Table(
-    {
-        "diffusion": "flowmill.tasks.modalities.diffusion.modality:Diffusion",
-        "tokens": "flowmill.tasks.modalities.tokens.modality:Tokens",
-        "image_tokens": "flowmill.tasks.modalities.tokens.image_modality:ImageTokens",
-    },
-    like="flowmill.tasks.modalities.modality:Kind",
-)

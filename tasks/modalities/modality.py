@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from flowmill.configs.errors import ConfigError, StoreError
-from flowmill.configs.registry import create
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.base import Batch as Scored
@@ -21,8 +20,8 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.weight_sources import Weights
-from flowmill.tasks.modalities import KINDS
 from flowmill.tasks.modalities.data_sample import DataSample
 from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
 from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from flowmill.tasks.runs.context import RunContext
     from flowmill.tasks.runtime.host import ModelHost
     from flowmill.tasks.runtime.renderer import Renderer
+    from flowmill.tasks.specs.plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,28 +130,25 @@ class Kind(ABC):
         return None
 
     @abstractmethod
-    def check(self, config: RunConfig, requires: Requirements) -> None:
-        """Check the settings of this kind; ``requires`` are its algorithm's needs."""
+    def check(self, plan: RunPlan) -> None:
+        """Check the settings of this kind."""
 
     @abstractmethod
-    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
-        """Return the cost of a run with a checked config; ``prompts`` holds the number of prompts by split."""
+    def cost(self, plan: RunPlan) -> Cost:
+        """Return the cost of a run with a checked config."""
 
-    def memory(
-        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> Memory | None:
+    def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
         """Return the memory of a rank, from the model's architecture alone; None if the architecture is unknown.
 
         Args:
-            config: a checked config.
-            requires: its algorithm's needs.
+            plan: of a checked config.
             optimizer: sizes of its optimizer's state.
             reference: the loss compares with the base model.
         """
         return None
 
-    def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
-        """Return the memory of rendering texts with the renderer's config; None if the model is unknown."""
+    def drawing_memory(self, plan: ResolvedConfig) -> DrawingMemory | None:
+        """Return the memory of rendering texts with the renderer's model; None if the model is unknown."""
         return None
 
     @abstractmethod
@@ -289,9 +286,3 @@ class Kind(ABC):
     @abstractmethod
     def export(self, exporting: ExportRequest, folder: Path) -> None:
         """Write model, settings and card for other libraries, below ``folder``/pipeline."""
-
-
-def make_kind(config: RunConfig) -> Kind:
-    """Return the kind of a run's policy."""
-    kind: Kind = create(KINDS, kind_name(config), {}, label="model.kind")
-    return kind

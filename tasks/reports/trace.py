@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.store_trust import check_trusted
 from flowmill.tasks.metrics.samples import arrays_of, stored_as
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
@@ -111,7 +110,7 @@ def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, s
             continue
         metrics = context.store.require(entry.ref).summary["updates"]
         inputs = [context.chain.require(*node).ref for node in context.chain.identity(Node(*entry.key)).upstream()]
-        data = TrainingData(context, make_kind(context.config), entry.epoch, inputs)
+        data = TrainingData(context, context.plan.kind, entry.epoch, inputs)
         for number in data.updates_of(sample_id):
             if number < len(metrics):  # the others are left out
                 update = int(metrics[number]["update"])
@@ -134,7 +133,7 @@ class States:
             context: the run; not a read-only one, as its record may name code.
         """
         self._store = context.store
-        self._decode = make_kind(context.config).decoder(context.config, ModelHost(context))
+        self._decode: Callable[[np.ndarray], np.ndarray] = context.plan.kind.decoder(context.config, ModelHost(context))
 
     def of(self, ref: ArtifactRef, sample: str) -> np.ndarray:
         """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8."""

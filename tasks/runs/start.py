@@ -11,14 +11,12 @@ from typing import Any
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import command
 from flowmill.configs.load import parse_config
-from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
-from flowmill.models.policies import POLICIES
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder, list_runs
 from flowmill.storage.backends import may_exist
-from flowmill.tasks.inputs.components import lora_spec
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.store_trust import READ, check_trusted
 from flowmill.tasks.inputs.weight_sources import Weights, chosen_weights
 from flowmill.tasks.runs.chain import Chain
@@ -112,9 +110,8 @@ def _check_alike(config: RunConfig, first: RunConfig, same: bool) -> None:
             f"model.start: run '{name}' trains another base model ({theirs.policy}, {theirs.base_name}) than this "
             f"config ({ours.policy}, {ours.base_name}). Repeat its section model, or export it and set model.path."
         )
-    family = resolve(POLICIES, ours.policy, label="model.policy")
     begun = theirs.lora is not None and theirs.lora.start is not None
-    adapters, own = ("files" if begun else lora_spec(first, family)), lora_spec(config, family)
+    adapters, own = ("files" if begun else ResolvedConfig(first).lora), ResolvedConfig(config).lora
     if adapters != own:
         trained = "all weights" if adapters is None else f"adapters ({theirs.lora.brief()})" if theirs.lora else ""
         raise ConfigError(

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flowmill.models.policies.base import Policy
 from flowmill.models.weights.sharding import Sharding
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.weight_sources import critic_files, critic_folder
 from flowmill.tasks.runs.seeds import derive
 
@@ -59,11 +57,9 @@ class LoadedCritic:
         self.loaded = self._holds = None
 
 
-def fresh_critic(
-    context: RunContext, family: type[Policy], device: torch.device, sharding: Sharding | None
-) -> Trainable:
+def fresh_critic(context: RunContext, device: torch.device, sharding: Sharding | None) -> Trainable:
     """Return a critic from its model's files and the run's seed; sharded over the ranks with ``sharding``."""
-    config, section = context.config, context.config.critic
+    config, section, family = context.config, context.config.critic, context.plan.family
     dtype = getattr(torch, section.dtype or config.model.dtype)
     settings = family.settings_for(config, dtype=dtype, device=device, empty=False)
     folder = context.base_folder if section.path is None else critic_folder(section.path)
@@ -72,7 +68,7 @@ def fresh_critic(
         settings,
         like=context.base_folder,
         own=section.backbone == "own",
-        lora=lora_spec(config, family),
+        lora=context.plan.lora,
         seed=derive(config.run.seed, "critic"),
         log_probs=section.log_probs,
     )

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device, local_rank, make_current
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.compute_meter import Meter, peak_flops
 from flowmill.models.policies.parts import Part
@@ -23,7 +21,6 @@ from flowmill.models.rewards.factory import RewardCache
 from flowmill.models.weights.context_parallel import TokenSplit
 from flowmill.models.weights.sharding import Sharding
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.weight_sources import Weights, chosen_weights, local_model, weight_files
 from flowmill.tasks.runs.seeds import derive
 from flowmill.tasks.runtime.critic import LoadedCritic, fresh_critic
@@ -216,7 +213,7 @@ class ModelHost:
 
     @property
     def _family(self) -> type[Policy]:
-        family: type[Policy] = resolve(POLICIES, self.config.model.policy, label="model.policy")
+        family: type[Policy] = self.context.plan.family
         return family
 
     def encoder(self) -> Any:
@@ -264,7 +261,7 @@ class ModelHost:
 
     def _fresh_critic(self) -> Trainable:
         self.loads.update([Part.CRITIC.value])
-        return fresh_critic(self.context, self._family, self.device, self.sharding)
+        return fresh_critic(self.context, self.device, self.sharding)
 
     def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
         """Return the trained parameters of a policy artifact in parameter order, as copies."""
@@ -313,9 +310,8 @@ class ModelHost:
         sharding = self.sharding if spread else None
         policy = self.load(self._family.trained_parts(self.config), empty=sharding is not None)
         self._place_decoder(policy)
-        trainable: Trainable = policy.trainable(
-            lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora")
-        )
+        seed = derive(self.config.run.seed, "lora")
+        trainable: Trainable = policy.trainable(self.context.plan.lora, seed=seed)
         if sharding is not None:
             trainable.shard(sharding)
         share = 1 / self.config.execution.context_parallel

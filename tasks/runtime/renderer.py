@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
-from flowmill.configs.registry import resolve
 from flowmill.models.devices import chosen_device, local_rank
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.parts import Part
-from flowmill.tasks.inputs.renderer import renderer_config
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runtime.devices import free_cached_memory, module_bytes
 
@@ -24,7 +21,7 @@ class Renderer:
 
     def __init__(self, context: RunContext) -> None:
         """Bind to a run with a renderer; no model is loaded yet."""
-        self.config = renderer_config(context.config)
+        self.config = context.plan.drawer.config
         """A config with the renderer as its model."""
         self._context = context
         self._policy: Policy | None = None
@@ -42,8 +39,7 @@ class Renderer:
     def policy(self) -> Any:
         """Return the model with its text encoders, as a policy."""
         if self._policy is None:
-            model = self.config.model
-            family = resolve(POLICIES, model.policy, label="render.model.policy")
+            model, family = self.config.model, self._context.plan.drawer.family
             settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)
             policy = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
             self._policy = policy.computing_dequantized(model.quantize, _PARTS)

@@ -7,20 +7,19 @@ from typing import Any
 
 from flowmill.configs.model_families import spec_of
 from flowmill.configs.rewards import RewardSection
-from flowmill.configs.schema import RunConfig
 from flowmill.models.engines import engine_identity
 from flowmill.models.policies import POLICIES
-from flowmill.tasks.inputs.components import as_evaluated, call_options
+from flowmill.tasks.inputs.components import call_options
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.modalities import ModalitySpec
-from flowmill.tasks.specs.plan import RunPlan
 
 
 class DiffusionSpec(ModalitySpec):
     """Steps, samplers, solvers, sizes and media."""
 
-    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def encoding_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The encoder, and if it also encodes images, the size they are scaled to."""
-        model = config.model
+        model = plan.config.model
         unused = spec_of(model.policy).not_encoded
         options = {name: value for name, value in model.options.items() if name not in unused}
         encoding = {"policy": model.policy, "dtype": model.dtype, "options": options}
@@ -31,19 +30,19 @@ class DiffusionSpec(ModalitySpec):
             return encoding
         return {**encoding, "height": model.height, "width": model.width, "frames": model.frames}
 
-    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = config.rollout.fingerprinted({"groups_per_shard", "tokens", "engine"})
-        more: dict[str, Any] = engine_identity(config.rollout.engine)
-        if RunPlan(config).needs.old_means:
+        rollout = plan.config.rollout.fingerprinted({"groups_per_shard", "tokens", "engine"})
+        more: dict[str, Any] = engine_identity(plan.config.rollout.engine)
+        if plan.needs.old_means:
             more["means"] = True
-        if config.advantage.kl_coef > 0:
+        if plan.config.advantage.kl_coef > 0:
             more["reference_kl"] = True
-        return {"rollout": rollout, "model": call_options(config), **more}
+        return {"rollout": rollout, "model": call_options(plan.config), **more}
 
-    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Size, precision, levels, and stored media."""
-        model, rollout = config.model, config.rollout
+        model, rollout, data = plan.config.model, plan.config.rollout, plan.config.data
         return {
             "size": [model.frames, model.height, model.width],
             "dtype": model.dtype,
@@ -51,35 +50,34 @@ class DiffusionSpec(ModalitySpec):
             "steps": rollout.steps,
             "latents_dtype": rollout.latents_dtype,
             "media": rollout.media.fingerprinted(),
-            **({"buckets": config.data.buckets} if config.data is not None and config.data.buckets else {}),
+            **({"buckets": data.buckets} if data is not None and data.buckets else {}),
         }
 
-    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Steps, solver, arguments of the model, and stored media."""
-        return {**_drawn(config), "media": config.rollout.media.fingerprinted()}
+        return {**_drawn(plan), "media": plan.config.rollout.media.fingerprinted()}
 
-    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The sampler of log-probs, and the rewards that enter training."""
-        summed = (
-            {"gradient_weights": [reward.weight for reward in config.rewards]} if RunPlan(config).has_gradients else {}
-        )
+        summed = {"gradient_weights": [reward.weight for reward in plan.config.rewards]} if plan.needs.gradients else {}
         rewards: dict[str, Any] = {}
-        if RunPlan(config).needs.rewards:
+        if plan.needs.rewards:
             # Rewards that are called while training, and arguments of the model that decodes for them.
-            rewards = {"asked": [_reward_options(reward) for reward in config.rewards], "model": call_options(config)}
-        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **rewards, **_ends(config)}
+            called = [_reward_options(reward) for reward in plan.config.rewards]
+            rewards = {"asked": called, "model": call_options(plan.config)}
+        return {"sampler": plan.config.rollout.sampler.model_dump(mode="json"), **summed, **rewards, **_ends(plan)}
 
-    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """How the model is called."""
-        return {**_drawn(config), "fps": config.rollout.media.fps}
+        return {**_drawn(plan), "fps": plan.config.rollout.media.fps}
 
 
-def _ends(config: RunConfig) -> dict[str, Any]:
+def _ends(plan: ResolvedConfig) -> dict[str, Any]:
     """Return the treatment of final latents in training, for families whose chains end above level 0.
 
     Policies that were trained on final latents without their length have other fingerprints.
     """
-    return {"ends": "clean"} if spec_of(config.model.policy).noise_range and RunPlan(config).needs.ends else {}
+    return {"ends": "clean"} if plan.family_spec.noise_range and plan.needs.ends else {}
 
 
 def _reward_options(reward: RewardSection) -> dict[str, Any]:
@@ -88,8 +86,8 @@ def _reward_options(reward: RewardSection) -> dict[str, Any]:
     return {**chosen, **reward.former}
 
 
-def _drawn(config: RunConfig) -> dict[str, Any]:
+def _drawn(plan: ResolvedConfig) -> dict[str, Any]:
     """Return the options of an evaluation's images."""
-    section = config.evaluate
-    steps = section.steps or config.rollout.steps
-    return {"steps": steps, "solver": section.solver, "model": call_options(as_evaluated(config))}
+    section = plan.config.evaluate
+    steps = section.steps or plan.config.rollout.steps
+    return {"steps": steps, "solver": section.solver, "model": call_options(plan.evaluated.config)}

@@ -15,6 +15,7 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.option_paths import OptionPath
 from flowmill.tasks.specs.graph import RENDERER, Node
 from flowmill.tasks.specs.input_hashes import CONTENTS, Digests
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.run_inputs import RunInputs
 from flowmill.tasks.specs.stages import StageSpec, stage_spec
 from flowmill.tasks.specs.turns import has_turn, last_turn, split_turn
@@ -52,6 +53,11 @@ class StageIdentity(ABC):
     def config(self) -> RunConfig:
         """The run's config."""
         return self.facts.config
+
+    @property
+    def plan(self) -> RunPlan:
+        """The run's plan, with the components of its config."""
+        return self.facts.plan
 
     @property
     def turn(self) -> int:

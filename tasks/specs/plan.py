@@ -1,47 +1,36 @@
-"""The plan of a run, resolved once from its config: its algorithm and estimator, and the graph of its stages."""
+"""The plan of a run, resolved once from its config: its components, and the graph of its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import takewhile
+from typing import Any
 
-from flowmill.configs.algorithm_defaults import AlgorithmNeeds
+from flowmill.configs.registry import create
 from flowmill.configs.rewards import RewardSection
-from flowmill.configs.schema import RunConfig
-from flowmill.tasks.advantages.estimators import Estimator, make_estimator
-from flowmill.tasks.algorithms.base import Algorithm
-from flowmill.tasks.inputs.components import algorithm_needs, make_algorithm
+from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.renderer import reads_images
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.graph import HELD_OUT, OF, RENDERER, TURN, Node, policy_after
+from flowmill.tasks.specs.modalities import KINDS, MODALITY_SPECS, ModalitySpec
 from flowmill.tasks.specs.stages import STAGES, names_of
 from flowmill.tasks.specs.turns import episode
 
 
-class RunPlan:
-    """The components that determine which stages a run has, and these stages in order."""
-
-    def __init__(self, config: RunConfig) -> None:
-        """Bind to a config; components are created at first use.
-
-        Methods and properties raise ConfigError if the config names a component that does not exist.
-        """
-        self.config = config
+class RunPlan(ResolvedConfig):
+    """A resolved config with the kind of its policy, and the stages of its run in order."""
 
     @cached_property
-    def algorithm(self) -> Algorithm:
-        """The training objective."""
-        return make_algorithm(self.config)
+    def kind(self) -> Any:
+        """The kind of the policy, a ``flowmill.tasks.modalities.modality.Kind``."""
+        return create(KINDS, kind_name(self.config), {}, label="model.kind")
 
     @cached_property
-    def needs(self) -> AlgorithmNeeds:
-        """The requirements of the algorithm that determine stages, as recorded where its code is not imported."""
-        return algorithm_needs(self.config)
-
-    @cached_property
-    def estimator(self) -> Estimator:
-        """The estimator of advantages."""
-        return make_estimator(self.config)
+    def kind_spec(self) -> ModalitySpec:
+        """The options of stages that only this kind of policy has."""
+        spec: ModalitySpec = create(MODALITY_SPECS, kind_name(self.config), {}, label="model.kind")
+        return spec
 
     @property
     def has_data(self) -> bool:

@@ -17,7 +17,7 @@ from flowmill.tasks.inputs.data_section import data_of, data_rows_of, sources_of
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.renderer import render_of
 from flowmill.tasks.inputs.rows.files import is_there
-from flowmill.tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
+from flowmill.tasks.inputs.source_prompts import prompts_fingerprint
 from flowmill.tasks.inputs.weight_sources import (
     adapter_identity,
     components_in_files,
@@ -133,10 +133,10 @@ class RunInputs:
                 return dict(manifest.options["single_file"])
         return single_file_identity(section)
 
-    @cached_property
+    @property
     def source_prompts(self) -> dict[str, Sequence[Prompt]]:
         """The prompts the config names, by split."""
-        return source_prompts(self.config)
+        return self.plan.prompts
 
     def data_identity(self, slot: str) -> str:
         """Return the identity of ingested samples, or with a slot of the held-out ones; as recorded if the run is only

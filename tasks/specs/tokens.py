@@ -6,50 +6,51 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowmill.configs.critic import PLACES, CriticSection
-from flowmill.configs.schema import RunConfig
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.engines import engine_identity
 from flowmill.models.policies.attention import LANGUAGE_BACKENDS
-from flowmill.tasks.advantages.estimators import make_estimator
 from flowmill.tasks.inputs.components import tokens_of
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.modalities import ModalitySpec
 
 
 class TokensSpec(ModalitySpec):
     """How texts are sampled."""
 
-    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def encoding_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Nothing: prompts are taken as they are."""
-        return {"policy": config.model.policy}
+        return {"policy": plan.config.model.policy}
 
-    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Groups, store, dtype, how tokens are drawn and by which other engine; not how evaluations draw."""
         names = ("prompts_per_epoch", "group_size", "store")
-        rollout = {name: getattr(config.rollout, name) for name in names}
-        section = tokens_of(config)
-        return {"rollout": rollout, "tokens": _drawn(section), **engine_identity(section.engine), **_called(config)}
+        rollout = {name: getattr(plan.config.rollout, name) for name in names}
+        section = tokens_of(plan.config)
+        return {"rollout": rollout, "tokens": _drawn(section), **engine_identity(section.engine), **_called(plan)}
 
-    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Template and longest text."""
-        return {"tokens": tokens_of(config).fingerprinted({"evaluate", "engine", "rescore", "temperature", "stop"})}
+        return {
+            "tokens": tokens_of(plan.config).fingerprinted({"evaluate", "engine", "rescore", "temperature", "stop"})
+        }
 
-    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """How tokens are drawn, or that the likeliest are taken."""
-        section = tokens_of(config)
-        return {"tokens": _drawn(section), "evaluate": section.evaluate, **_called(config)}
+        section = tokens_of(plan.config)
+        return {"tokens": _drawn(section), "evaluate": section.evaluate, **_called(plan)}
 
-    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The temperature that log-probs belong to, and the critic where one is trained."""
-        critic = {"critic": _learning(config.critic)} if make_estimator(config).needs_values else {}
-        return {"temperature": tokens_of(config).temperature, **critic}
+        critic = {"critic": _learning(plan.config.critic)} if plan.estimator.needs_values else {}
+        return {"temperature": tokens_of(plan.config).temperature, **critic}
 
-    def value_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def value_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The temperature, and how the model is called."""
-        return {"temperature": tokens_of(config).temperature, **_called(config)}
+        return {"temperature": tokens_of(plan.config).temperature, **_called(plan)}
 
-    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""
-        return {"tokens": tokens_of(config).fingerprinted({"engine", "rescore"}), **_called(config)}
+        return {"tokens": tokens_of(plan.config).fingerprinted({"engine", "rescore"}), **_called(plan)}
 
 
 def _drawn(section: TokensSection) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def _learning(section: CriticSection) -> dict[str, Any]:
     return section.fingerprinted(PLACES)
 
 
-def _called(config: RunConfig) -> dict[str, Any]:
+def _called(plan: ResolvedConfig) -> dict[str, Any]:
     # All backends of transformers are exact; those of a custom family may not be.
-    attention = None if config.model.attention in LANGUAGE_BACKENDS else config.model.attention
-    return {"dtype": config.model.dtype, "options": config.model.options, "attention": attention}
+    attention = None if plan.config.model.attention in LANGUAGE_BACKENDS else plan.config.model.attention
+    return {"dtype": plan.config.model.dtype, "options": plan.config.model.options, "attention": attention}

@@ -5,42 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.tokens import TokensSpec
 
 
 class ImageTokensSpec(TokensSpec):
     """How tokens are sampled, with guidance, and how images are stored."""
 
-    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, guidance, and stored media."""
-        return {**super().rollout_options(config), **_guided(config), **_stored(config)}
+        return {**super().rollout_options(plan), **_guided(plan), **_stored(plan)}
 
-    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, and stored media."""
-        return {**super().given_options(config), **_stored(config)}
+        return {**super().given_options(plan), **_stored(plan)}
 
-    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, guidance, and stored media."""
-        return {**super().evaluation_options(config), **_guided(config), **_stored(config)}
+        return {**super().evaluation_options(plan), **_guided(plan), **_stored(plan)}
 
-    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, and the guidance that log-probs belong to; of ingested images there is none."""
-        return {**super().training_options(config), **(_guided(config) if config.data is None else {})}
+        return {**super().training_options(plan), **(_guided(plan) if plan.config.data is None else {})}
 
-    def value_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def value_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, and guidance."""
-        return {**super().value_options(config), **_guided(config)}
+        return {**super().value_options(plan), **_guided(plan)}
 
-    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, and guidance."""
-        return {**super().export_options(config), **_guided(config)}
+        return {**super().export_options(plan), **_guided(plan)}
 
 
-def _guided(config: RunConfig) -> dict[str, Any]:
+def _guided(plan: ResolvedConfig) -> dict[str, Any]:
     # It is off up to 1.
-    return {"guidance_scale": max(1.0, config.model.guidance_scale)}
+    return {"guidance_scale": max(1.0, plan.config.model.guidance_scale)}
 
 
-def _stored(config: RunConfig) -> dict[str, Any]:
-    return {"media": config.rollout.media.fingerprinted()}
+def _stored(plan: ResolvedConfig) -> dict[str, Any]:
+    return {"media": plan.config.rollout.media.fingerprinted()}

@@ -48,10 +48,10 @@ class AdvantageStage(Stage):
         )
         if self._charges or returns_best(self.config):
             rewards += tuple(Node(epoch, "render") for epoch in self.epochs)
-        estimator = self.facts.plan.estimator
+        estimator = self.plan.estimator
         section = self.config.advantage
         if estimator.per_token:
-            values = (Node(self.epoch, "value"),) if self.facts.plan.has_values else ()
+            values = (Node(self.epoch, "value"),) if self.plan.has_values else ()
             before = (Node(self.epoch - 1, "advantage"),) if estimator.adapts and self.epoch > 1 else ()
             return (*rewards, Node(self.epoch, "rollout"), *values, *before)
         if section.kl_coef > 0 or section.overlong is not None:

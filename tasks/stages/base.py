@@ -8,8 +8,7 @@ from typing import Any
 
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.model import ModelSection
-from flowmill.configs.registry import create, resolve
-from flowmill.models.policies import POLICIES
+from flowmill.configs.registry import create
 from flowmill.tasks.inputs.renderer import render_of
 from flowmill.tasks.inputs.weight_sources import PIPELINE
 from flowmill.tasks.specs.graph import Node
@@ -79,7 +78,7 @@ class BaseStage(Stage):
 
         quiet_libraries()
         section = self.section
-        family = resolve(POLICIES, section.policy, label="model.policy")
+        family = (self.plan.drawer if self.slot else self.plan).family
         self._report("single file", 0, 1)
         source = self.context.source_folder(section, self.slot)
         family.write_single_files(section.single_files, source, target)

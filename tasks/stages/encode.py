@@ -14,7 +14,6 @@ from flowmill.storage.trajectories.embeddings import EmbeddingCache, EmbeddingWr
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.runs.sharding import encoding_cuts
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
@@ -26,7 +25,7 @@ class EncodeStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """The encoder."""
-        return modality_spec(self.config).encoding_options(self.config)
+        return self.plan.kind_spec.encoding_options(self.plan)
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

@@ -11,7 +11,6 @@ from flowmill.tasks.metrics.evaluations import SPLITS, named_range, split_of
 from flowmill.tasks.modalities.samplers import Sampler, SampleRequest
 from flowmill.tasks.runs.sharding import cover, evaluation_cuts
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.specs.turns import TurnNodes, split_turn, turn_nodes
 from flowmill.tasks.stages.sampling import Sampling
 from flowmill.tasks.stages.stage import Output, Shard
@@ -34,7 +33,7 @@ class EvaluateStage(Sampling):
             "seed": section.seed,
             "average": self.config.optimize.ema is not None,
             "store": self.config.rollout.store,
-            **modality_spec(self.config).evaluation_options(self.config),
+            **self.plan.kind_spec.evaluation_options(self.plan),
             **self.said(),
         }
 
@@ -48,7 +47,7 @@ class EvaluateStage(Sampling):
         """The policy, the prompts, the turn before."""
         return (policy_after(self.epoch), Node(0, "preprocess"), *self.heard())
 
-    def plan(self) -> list[Shard]:
+    def planned_shards(self) -> list[Shard]:
         """Return ranges of samples of each split that has prompts; one that holds all of a split has its name."""
         total, ends = self.config.evaluate.samples, evaluation_cuts(self.config)
         committed: dict[str, list[tuple[int, int]]] = {split: [] for split in SPLITS}

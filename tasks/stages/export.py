@@ -11,7 +11,6 @@ from flowmill.tasks.inputs.base_model import describe_base, license_identity
 from flowmill.tasks.inputs.prompts import prompt_set
 from flowmill.tasks.modalities.modality import ExportRequest
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class ExportStage(Stage):
             "format": self.format,
             "average": config.optimize.ema is not None,
             "epoch": self.epoch,
-            **modality_spec(config).export_options(config),
+            **self.plan.kind_spec.export_options(self.plan),
             "seed": config.evaluate.seed,
             "samples": config.evaluate.samples,
             "algorithm": config.optimize.algorithm.name,
@@ -61,7 +60,7 @@ class ExportStage(Stage):
 
         One that has run with other settings is an input too: it is due again before figures are written.
         """
-        return tuple(node for node in self.facts.plan.evaluation(epoch) if self.facts.run.entries_of(*node))
+        return tuple(node for node in self.plan.evaluation(epoch) if self.facts.run.entries_of(*node))
 
     def _folder_options(self) -> Mapping[str, Any]:
         """Return the names and license of a local base model for the card; as recorded where the folder is gone."""

@@ -26,7 +26,7 @@ class GivenAdvantageStage(Stage):
 
     def upstream(self) -> tuple[Node, ...]:
         """The ingested samples, with their ratings."""
-        return (self.facts.plan.samples_of(self.epoch),)
+        return (self.plan.samples_of(self.epoch),)
 
     def shards(self) -> list[Shard]:
         """One."""

@@ -34,7 +34,7 @@ class GradientStage(Scoring):
     def take_slot(self) -> None:
         """Find the reward, which must be optimized; its weight belongs to training."""
         algorithm = self.config.optimize.algorithm.name
-        if not self.facts.plan.has_gradients:
+        if not self.plan.has_gradients:
             raise ConfigError(
                 f"This run has no stage 'gradient': its optimize.algorithm '{algorithm}' trains on no gradients of "
                 "rewards. Those of 'reward_gradient' have it."

@@ -21,7 +21,6 @@ from flowmill.tasks.modalities.data_sample import DataSample
 from flowmill.tasks.modalities.samplers import SamplingContext
 from flowmill.tasks.runs.sharding import cover
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class IngestStage(Stage):
         return {
             "data": self.facts.data_identity(self.slot),
             "store": self.config.rollout.store,
-            **modality_spec(self.config).given_options(self.config),
+            **self.plan.kind_spec.given_options(self.plan),
             **({"variants": self._variants} if self._variants else {}),
         }
 

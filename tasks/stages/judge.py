@@ -41,7 +41,7 @@ class JudgeStage(Scoring):
 
     def upstream(self) -> tuple[Node, ...]:
         """The evaluation, or its renders."""
-        return (self.facts.plan.judged_by(self.section, self.epoch, self.evaluation),)
+        return (self.plan.judged_by(self.section, self.epoch, self.evaluation),)
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Each prompt list as one: its prompts take turns, so groups end where it does."""

@@ -13,7 +13,6 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.components import decode_rows
 from flowmill.tasks.inputs.option_paths import OptionPath, algorithm_places, reward_places
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.specs.run_inputs import critic_identity
 from flowmill.tasks.stages.policy import SHARD
 from flowmill.tasks.stages.stage import Output, Shard, Stage
@@ -32,7 +31,7 @@ class OptimizeStage(Stage):
         """The objective, the optimizer, the settings of log-probs, and the seed of the row order."""
         return {
             "optimize": self.config.optimize.fingerprinted(),
-            **modality_spec(self.config).training_options(self.config),
+            **self.plan.kind_spec.training_options(self.plan),
             **critic_identity(self.facts),
             # Runs of earlier versions left out what comes after such an update, and retained it.
             **({} if self.config.optimize.stop_kl is None else {"undoes": True}),
@@ -42,7 +41,7 @@ class OptimizeStage(Stage):
 
     def places(self) -> tuple[OptionPath, ...]:
         """Files of the algorithm, and of rewards that are called while training."""
-        called = self.config.rewards if self.facts.plan.needs.rewards else ()
+        called = self.config.rewards if self.plan.needs.rewards else ()
         return (*algorithm_places(self.config), *(place for reward in called for place in reward_places(reward)))
 
     def upstream(self) -> tuple[Node, ...]:
@@ -55,13 +54,13 @@ class OptimizeStage(Stage):
         epochs = range(self.epoch, first - 1, -1)
         nodes = [policy_after(self.epoch - 1)]
         for epoch in epochs:
-            nodes += [self.facts.plan.samples_of(epoch), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
+            nodes += [self.plan.samples_of(epoch), Node(epoch, "advantage"), *self.plan.gradients(epoch)]
         return tuple(nodes)
 
     @property
     def parts(self) -> frozenset[Part]:
         """Trained parts, and parts that rewards called while training need."""
-        requires = self.facts.plan.algorithm.requires
+        requires = self.plan.algorithm.requires
         critic = frozenset({Part.CRITIC} if requires.critic else ())
         rewards = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
         return self.policy_kind.training_parts | critic | rewards
@@ -70,7 +69,7 @@ class OptimizeStage(Stage):
     def sizes(self) -> Mapping[str, int | None]:
         """Batch sizes of training, decoding and reward gradients."""
         size = {"micro_batch_size": self.config.execution.micro_batch_size}
-        if not self.facts.plan.algorithm.requires.rewards:
+        if not self.plan.algorithm.requires.rewards:
             return size
         own = [section.batch_size for section in self.config.rewards if section.batch_size is not None]
         return {**size, "decode_batch_size": decode_rows(self.config), "batch_size": min(own, default=None)}

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import canonical_json
-from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
-from flowmill.models.policies import POLICIES
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.weight_sources import POLICY_FILE, Weights, policy_folder, tensor_files
 from flowmill.tasks.specs.graph import Node
@@ -87,8 +85,7 @@ class PolicyStage(Stage):
             return self._started(self._shapes or self.host.fresh().shapes())
         adapter = _adapter_of(self.config)
         if adapter is not None:
-            family = resolve(POLICIES, model.policy, label="model.policy")
-            return family.read_adapter(adapter).weights(self._shapes or self.host.fresh().shapes())  # type: ignore[no-any-return]
+            return self.plan.family.read_adapter(adapter).weights(self._shapes or self.host.fresh().shapes())  # type: ignore[no-any-return]
         return {} if model.lora is None else self._fresh or self.host.fresh().state()
 
     def _started(self, shapes: Mapping[str, torch.Size]) -> Mapping[str, torch.Tensor]:

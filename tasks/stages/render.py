@@ -16,11 +16,10 @@ from flowmill.models.policies.parts import Part
 from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.inputs.components import decode_rows, media_format, open_trajectory_store
-from flowmill.tasks.inputs.renderer import image_name, render_of, renderer_config, turn_in
+from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
 from flowmill.tasks.metrics.samples import places_of, stored_sample
-from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.modalities.modality import Kind
 from flowmill.tasks.specs.graph import RENDERER, Node
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.specs.turns import split_turn, turn_nodes, turns_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
@@ -37,15 +36,16 @@ class DrawingStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """The images of each text, how they are drawn, and the noise."""
-        section, drawer, turns = render_of(self.config), renderer_config(self.config), turns_of(self.config)
+        section, drawer, turns = render_of(self.config), self.plan.drawer, turns_of(self.config)
+        quantize = drawer.config.model.quantize
         return {
             "images": section.images,
             **({} if section.answer is None else {"answer": list(section.answer)}),
             "same_noise": section.same_noise,
             "store": self.config.rollout.store,
-            **modality_spec(drawer).evaluation_options(drawer),
+            **drawer.kind_spec.evaluation_options(drawer),
             **({} if turns is None else {"turn": self.turn, "done": turns.done}),
-            **({} if drawer.model.quantize is None else {"quantize": drawer.model.quantize.fingerprinted()}),
+            **({} if quantize is None else {"quantize": quantize.fingerprinted()}),
             **self.draws(),
         }
 
@@ -56,7 +56,7 @@ class DrawingStage(Stage):
     @property
     def sizes(self) -> Mapping[str, int | None]:
         """Of drawing and of decoding."""
-        drawer = renderer_config(self.config)
+        drawer = self.plan.drawer.config
         return {"render_rows": drawer.execution.rollout_batch_size, "decode_batch_size": decode_rows(drawer)}
 
     def shards(self) -> list[Shard]:
@@ -114,7 +114,8 @@ class DrawingStage(Stage):
 
     @cached_property
     def _drawer(self) -> Kind:
-        return make_kind(renderer_config(self.config))
+        kind: Kind = self.plan.drawer.kind
+        return kind
 
     def _opened(self, shard: Shard) -> TrajectoryShard:
         store, texts = self.context.store, self.inputs()[0]

@@ -16,7 +16,6 @@ from flowmill.tasks.inputs.prompts import SOURCE, StoredPrompt
 from flowmill.tasks.modalities.samplers import Sampler, SampleRequest
 from flowmill.tasks.runs.sharding import cover, rollout_cuts
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.specs.turns import TurnNodes, turn_nodes
 from flowmill.tasks.stages.sampling import Sampling
 from flowmill.tasks.stages.stage import Output, Shard
@@ -30,7 +29,7 @@ class RolloutStage(Sampling):
         common: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources and not self.config.prompts.chooses:
             common["mixture"] = self.config.prompts.weights
-        return {**modality_spec(self.config).rollout_options(self.config), **common, **self.said()}
+        return {**self.plan.kind_spec.rollout_options(self.plan), **common, **self.said()}
 
     @property
     def before(self) -> TurnNodes | None:
@@ -39,10 +38,10 @@ class RolloutStage(Sampling):
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts, the turn before, and the choice of prompts."""
-        plan = self.facts.plan
+        plan = self.plan
         return (plan.policy_of(self.epoch), Node(0, "preprocess"), *self.heard(), *plan.choices(self.epoch))
 
-    def plan(self) -> list[Shard]:
+    def planned_shards(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""
         return planned_shards(self.context.store, self.config, self.ref)
 

@@ -51,11 +51,11 @@ class Sampling(Stage):
     def shards(self) -> list[Shard]:
         """Ranges of samples: those of committed shards, and the gaps between them; the plan is cached."""
         if self._planned is None or self._planned[0] != self.ref:
-            self._planned = (self.ref, self.plan())
+            self._planned = (self.ref, self.planned_shards())
         return self._planned[1]
 
     @abstractmethod
-    def plan(self) -> list[Shard]:
+    def planned_shards(self) -> list[Shard]:
         """Return the shards of the artifact, of one in the making as well."""
 
     @property

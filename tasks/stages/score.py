@@ -28,7 +28,7 @@ class ScoreStage(Scoring):
 
     def upstream(self) -> tuple[Node, ...]:
         """The trajectories, or their renders; of an earlier turn with its slot."""
-        return (self.facts.plan.scored_by(self.section, self.epoch, self.earlier),)
+        return (self.plan.scored_by(self.section, self.epoch, self.earlier),)
 
     def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""

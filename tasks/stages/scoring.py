@@ -24,10 +24,10 @@ from flowmill.storage.trajectories.tables import write_rows
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.option_paths import OptionPath, reward_places
 from flowmill.tasks.inputs.prompts import SOURCE
-from flowmill.tasks.inputs.renderer import reads_images, render_of, renderer_config, turn_in
+from flowmill.tasks.inputs.renderer import reads_images, render_of, turn_in
 from flowmill.tasks.inputs.weight_sources import origin_of
 from flowmill.tasks.metrics.scores import score_summary
-from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.modalities.modality import Kind
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
@@ -150,7 +150,8 @@ class Scoring(Stage):
     @cached_property
     def scored_kind(self) -> Kind:
         """The kind of scored media: the run's, or the renderer's."""
-        return make_kind(renderer_config(self.config)) if self.reads_images else self.policy_kind
+        kind: Kind = self.plan.drawer.kind if self.reads_images else self.policy_kind
+        return kind
 
     def _of_samples(
         self, shard: Shard, batch: Batch, scores: Scores, table: pa.Table

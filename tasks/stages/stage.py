@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +17,7 @@ from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.backends.base import FileEntry
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.attempt_claims import Claim, claimed, next_attempt
-from flowmill.tasks.modalities.modality import Kind, make_kind
+from flowmill.tasks.modalities.modality import Kind
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.identity import StageIdentity
 
@@ -74,10 +73,11 @@ class Stage(StageIdentity):
         """Bind to the run and to models; options and inputs need neither."""
         self.context, self.host = context, host
 
-    @cached_property
+    @property
     def policy_kind(self) -> Kind:
         """The kind of the run's policy."""
-        return make_kind(self.config)
+        kind: Kind = self.plan.kind
+        return kind
 
     @property
     def parts(self) -> frozenset[Part]:

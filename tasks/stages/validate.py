@@ -13,7 +13,6 @@ from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.inputs.option_paths import OptionPath, algorithm_places
 from flowmill.tasks.specs.graph import HELD_OUT, Node, policy_after
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
@@ -27,7 +26,7 @@ class ValidateStage(Stage):
 
     def take_slot(self) -> None:
         """Check that there are such rows."""
-        if not self.facts.plan.has_losses:
+        if not self.plan.has_losses:
             raise ConfigError("stage 'validate' needs held-out rows of given data. Set data.heldout.")
 
     def options(self) -> Mapping[str, Any]:
@@ -35,7 +34,7 @@ class ValidateStage(Stage):
         data = data_of(self.config)
         return {
             "algorithm": self.config.optimize.fingerprinted()["algorithm"],
-            **modality_spec(self.config).training_options(self.config),
+            **self.plan.kind_spec.training_options(self.plan),
             "average": self.config.optimize.ema is not None,
             "given": {"scale": list(data.scale), "neutral": data.middle},
             "seed": self.config.run.seed,

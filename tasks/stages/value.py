@@ -14,7 +14,6 @@ from flowmill.storage.trajectories.tables import write_rows
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.modalities.modality import ValueRequest
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.specs.modalities import modality_spec
 from flowmill.tasks.specs.run_inputs import critic_identity
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
@@ -31,13 +30,13 @@ class ValueStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """Which of the two there are, and how they are computed."""
-        estimator = self.facts.plan.estimator
+        estimator = self.plan.estimator
         options: dict[str, Any] = {"reference": estimator.needs_reference}
         if estimator.needs_values:
             options["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
             options |= critic_identity(self.facts)
             options["seed"] = self.config.run.seed
-        return {**options, **modality_spec(self.config).value_options(self.config)}
+        return {**options, **self.plan.kind_spec.value_options(self.plan)}
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy that the epoch trains, with its critic, and the trajectories."""
@@ -84,7 +83,7 @@ class ValueStage(Stage):
 
     @property
     def _valuing(self) -> ValueRequest:
-        estimator = self.facts.plan.estimator
+        estimator = self.plan.estimator
         return ValueRequest(
             context=self.context,
             host=self.host,

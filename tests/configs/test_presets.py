@@ -25,6 +25,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.inputs.model_settings import check_model
 from flowmill.tasks.inputs.renderer import renderer_config
+from flowmill.tasks.specs.plan import RunPlan
 from pages.preset_page import ABSENT, deviations, resolved, shown
 from tests.conftest import ROOT
 from tests.support.published_components import published_folder
@@ -77,7 +78,7 @@ def test_presets_run_on_the_components_as_published(
         config = load_config(name)
         drawn = denoising(config)
         local = drawn.model_copy(update={"model": drawn.model.model_copy(update={"path": str(tmp_path)})})
-        check_model(local)
+        check_model(RunPlan(local))
         if drawn is config:
             check_config(local, rewards=False)
         family = resolve(POLICIES, drawn.model.policy, label="policy")

@@ -35,7 +35,7 @@ WRITTEN_BY_PROGRAMS = {
 #: Presets that fragments are merged into, the first that takes one: images, clips, texts, given data, several ranks.
 PLAIN = "tiny_sd3 tiny_wan21 addition_grpo addition_ppo digits_sft digits_reward_gradient tiny_enhancer"
 RANKS = {"execution": {"processes": 8, "strategy": "fsdp"}, "advantage": {"kl_coef": 0.1}, "monitors": ["diversity"]}
-TRIED: dict[str, dict[str, Any]] = {**dict.fromkeys(PLAIN.split(), {}), "tiny_qwen_image_edit": {}, "tiny_flux1": RANKS}
+TRIED: dict[str, dict[str, Any]] = {**{name: {} for name in PLAIN.split()}, "tiny_qwen_image_edit": {}, "tiny_flux1": RANKS}
 #: What a fragment may lack here: files, modules and packages of its reader.
 LACKING = re.compile(
     r"is no safetensors file|is no folder|\w+\.(jsonl?|csv|txt)' does not exist|'my_\w+' cannot be imported|pip install"

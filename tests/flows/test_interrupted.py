@@ -127,15 +127,14 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     noted: list[str] = []
 
     monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker, show: None)
-    monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
-    monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
+    monkeypatch.setattr(pipeline, "check_plan", lambda plan, rewards: None)
     monkeypatch.setattr(pipeline, "note_state", lambda context, state, *about, **more: noted.append(state))
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.process_state, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
     monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=reported.append))
-    context: Any = SimpleNamespace(config=None)
+    context: Any = SimpleNamespace(plan=None)
     with pytest.raises(type(behind(cause))), pipeline.training_run(context, PipelineRequest(config="digits")):
         raise behind(cause)
     assert reported == [expected]

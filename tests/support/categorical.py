@@ -28,6 +28,7 @@ from flowmill.models.weights.stored_weights import StoredWeights
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.algorithms.base import Batch, Models, Requirements, RowLoss, expect
 from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
 from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
@@ -36,6 +37,7 @@ from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
 from flowmill.tasks.runs.seeds import derive
 from flowmill.tasks.runs.sharding import rollout_cuts
 from flowmill.tasks.specs.modalities import ModalitySpec
+from flowmill.tasks.specs.plan import RunPlan
 
 WORDS = ("red", "green", "blue", "gray")
 NAME = "tests.support.categorical:Categorical"
@@ -162,33 +164,34 @@ class Categorical(Kind, ModalitySpec):
     encodes = False
     sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
 
-    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def encoding_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
-        rollout = config.rollout
+    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        rollout = plan.config.rollout
         names = ("prompts_per_epoch", "group_size", "store")
         return {"rollout": {name: getattr(rollout, name) for name in names}}
 
-    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         return {}
 
-    def check(self, config: RunConfig, requires: Requirements) -> None:
+    def check(self, plan: RunPlan) -> None:
         pass
 
-    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    def cost(self, plan: RunPlan) -> Cost:
+        config = plan.config
         samples = config.rollout.prompts_per_epoch * config.rollout.group_size
         return Cost(
-            prompts=prompts,
+            prompts=plan.prompt_counts,
             samples_per_epoch=samples,
             rollout_forwards=samples,
             optimize_rows=samples,

@@ -29,11 +29,11 @@ from flowmill.models.policies.diffusion import TrainableDenoiser
 from flowmill.models.serving import messages
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
-from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.prompts import Prompt, uses_guidance
-from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.seeds import derive, generator
+from flowmill.tasks.specs.plan import RunPlan
 
 
 @dataclass
@@ -52,8 +52,8 @@ class ChainServer:
     def __post_init__(self) -> None:
         config = load_config(self.config, list(self.overrides))
         store = ArtifactStore(config.store)
-        self._host = Execution(RunContext(store, config, RunFolder(store, "server"))).host
-        self._kind, self._lock = make_kind(config), threading.Lock()
+        self._host = Session(RunContext(store, config, RunFolder(store, "server"))).host
+        self._kind, self._lock = RunPlan(config).kind, threading.Lock()
         self.held = cast(TrainableDenoiser, self._host.fresh())
 
     def load(self, body: Mapping[str, Any]) -> None:

@@ -8,27 +8,28 @@ from weakref import WeakKeyDictionary
 
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.records import Manifest
-from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage import Stage
 from flowmill.tasks.stages.stage_run import StageRun
 
-_EXECUTIONS: WeakKeyDictionary[RunContext, Execution] = WeakKeyDictionary()
+_EXECUTIONS: WeakKeyDictionary[RunContext, Session] = WeakKeyDictionary()
 
 
-def execution_of(context: RunContext) -> Execution:
+def execution_of(context: RunContext) -> Session:
     """Return what the stages of a run work with in this process; of one context always the same."""
     found = _EXECUTIONS.get(context)
     if found is None:
-        found = _EXECUTIONS[context] = Execution(context)
+        found = _EXECUTIONS[context] = Session(context)
     return found
 
 
 def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> Stage:
     """Return a stage with the models that this process has for its run."""
-    return execution_of(context).stage(name, epoch, slot)
+    return execution_of(context).stage(Node(epoch, name, slot))
 
 
 def stage_run(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> StageRun:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from flowmill.configs.load import load_config
-from flowmill.tasks.execution.execution import Execution
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
@@ -40,12 +40,12 @@ def flowmill(*arguments: str) -> str:
 def trained(preset: str, root: str, *overrides: str, evaluated: bool = True) -> RunContext:
     """Carry out the epochs of a run in this process; optionally evaluate before the first and after the last."""
     context = begin_run(load_config(preset, [f"store.root={root}", "evaluate.every=1000", *overrides]))
-    execution, plan, last = Execution(context), context.plan, context.config.run.epochs
+    session, plan, last = Session(context), context.plan, context.config.run.epochs
     nodes: list[Node] = [*plan.setup(), *(plan.evaluation(0) if evaluated else ())]
     for epoch in range(1, last + 1):
         nodes += [*plan.scored(epoch), *plan.training(epoch)]
     for node in [*nodes, *(plan.evaluation(last) if evaluated else ())]:
-        StageRun(execution.stage(node.stage, node.epoch, node.slot)).execute()
+        StageRun(session.stage(node)).execute()
     return context
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from flowmill.configs.registry import Table, resolve
@@ -11,12 +10,10 @@ from flowmill.models.engines import LOCAL
 from flowmill.models.maths import SOLVERS
 from flowmill.models.policies.tokenization import check_marks
 from flowmill.models.quickstart import BUILDERS
-from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import check_advantage, check_replay
 from flowmill.tasks.inputs.components import make_kernel, make_plan
 from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
 from flowmill.tasks.inputs.prompts import uses_guidance
-from flowmill.tasks.inputs.source_prompts import source_prompts
 from flowmill.tasks.modalities.diffusion.setting_combination import Combination, draw_plans
 from flowmill.tasks.modalities.diffusion.setting_rules import check_combination
 from flowmill.tasks.modalities.forward_cost import Cost
@@ -24,18 +21,18 @@ from flowmill.tasks.runs.sharding import rollout_cuts
 from flowmill.tasks.specs.plan import RunPlan
 
 
-def check_diffusion(config: RunConfig, requires: Requirements) -> None:
+def check_diffusion(plan: RunPlan) -> None:
     """Check samplers, plans and their combinations with other settings."""
+    config, requires = plan.config, plan.requires
     _check_name("rollout.solver", config.rollout.solver, SOLVERS)
     _check_name("evaluate.solver", config.evaluate.solver, SOLVERS)
-    kernel, plan = make_kernel(config), make_plan(config)
-    draws = draw_plans(config, plan)
-    check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
+    kernel, draws = make_kernel(config), draw_plans(config, make_plan(config))
+    check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws, family=plan.family))
     check_advantage(config)
     check_replay(config, requires)
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is not None and folder.is_dir():
-        check_marks(folder, (prompt.text for prompts in source_prompts(config).values() for prompt in prompts))
+        check_marks(folder, (prompt.text for prompts in plan.prompts.values() for prompt in prompts))
 
 
 def _check_name(label: str, name: str, table: Table) -> None:
@@ -44,8 +41,9 @@ def _check_name(label: str, name: str, table: Table) -> None:
         resolve(table, name, label=label)
 
 
-def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
-    """Return the cost of a run with a checked config; ``prompts`` holds the number of prompts by split."""
+def cost_of_diffusion(plan: RunPlan) -> Cost:
+    """Return the cost of a run with a checked config."""
+    config, requires, prompts = plan.config, plan.requires, plan.prompt_counts
     steps = draw_plans(config, make_plan(config))[0]
     rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
     trained_calls = calls if requires.guided else 1
@@ -68,7 +66,6 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         * (1 + (config.optimize.replay.epochs if config.optimize.replay else 0))
     )
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
-    evaluations = RunPlan(config).evaluations
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
     per_epoch = None if values is None else samples * states * width * values
@@ -90,7 +87,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         latent_bytes_per_epoch=per_epoch,
         latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
         stores_latents=config.data is None,
-        evaluations=evaluations,
+        evaluations=plan.evaluations,
         reference=requires.reference or config.advantage.kl_coef > 0,
     )
 

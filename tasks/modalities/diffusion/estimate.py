@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from flowmill.configs.registry import build, resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
 from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser
 from flowmill.models.memory.published import Architecture
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.parts import Part
 from flowmill.models.weights.lora import LoraSpec
 from flowmill.models.weights.quantized import dequantizing_bytes, largest_layer, quantized_bytes, weight_bytes
 from flowmill.tasks.algorithms.base import Requirements
-from flowmill.tasks.inputs.components import as_evaluated, decode_rows, lora_spec
+from flowmill.tasks.inputs.components import decode_rows
 from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.row_tokens import image_tokens, text_tokens
 from flowmill.tasks.modalities.diffusion.trained_rewards import decoded_parts, rows_at_once
 from flowmill.tasks.modalities.memory import (
@@ -38,17 +37,15 @@ _NOTE = "memory: activations of the gradient of reward '{}' are not counted; lea
 _PHASES = ("encode", "rollout", "decode", "gradient", "optimize")
 
 
-def denoiser_memory(
-    config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-) -> Memory | None:
+def denoiser_memory(plan: ResolvedConfig, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
     """Return the memory of a rank; None if the architecture is unknown (a model to build, or not published here). See
     ``Modality.memory`` for the arguments."""
+    config, requires, family = plan.config, plan.requires, plan.family
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
         return None
-    family, module = resolve(POLICIES, config.model.policy, label="model.policy"), meta_denoiser(architecture)
+    module, spec = meta_denoiser(architecture), plan.lora
     model, execution, number = config.model, config.execution, BYTES[config.model.dtype]
-    spec = lora_spec(config, family)
     base = weight_bytes(module, model.quantizer, number) * architecture.denoisers
     text, reading = _text_bytes(config, architecture)
     decoder = parameters(meta_decoder(architecture)) * MASTER
@@ -62,7 +59,7 @@ def denoiser_memory(
         quantizer=model.quantizer,
     )
     traces, rows = partial(_traces, architecture=architecture, spec=spec), decode_rows(config)
-    sampled, larger, trained = traces(config), traces(as_evaluated(config)), traces(config, guided=requires.guided)
+    sampled, larger, trained = traces(config), traces(plan.evaluated.config), traces(config, guided=requires.guided)
     training, retained = trained.training(execution.micro_batch_size)
     gradients = _gradients(config, requires, sampled, decoder=decoder, retained=retained)
     encodes = Part.VAE in family.parts_to_encode(model.options)
@@ -70,7 +67,7 @@ def denoiser_memory(
     images = max(each.decoding(1) for each in (sampled, larger)) if encodes else 0
     parts = {
         "text": text + encodes * decoder,
-        "encode_activations": _encoding(config, architecture, number) + reading + images,
+        "encode_activations": _encoding(plan, architecture, number) + reading + images,
         "sampling_weights": role.spread if execution.sampling == "spread" else role.whole,
         "decoder": decoder,
         "rollout_activations": max(each.sampling(execution.rollout_batch_size) for each in (sampled, larger)),
@@ -87,7 +84,7 @@ def denoiser_memory(
     return Memory(
         parameters=role.parameters,
         trained=role.trained,
-        tokens=image_tokens(config, architecture) + text_tokens(config, architecture),
+        tokens=image_tokens(plan, architecture) + text_tokens(plan, architecture),
         names=tuple(name for name in _PHASES if name in lines["weights"]),
         lines=lines,
         between=parts["sampling_weights"] + decoder,
@@ -97,8 +94,9 @@ def denoiser_memory(
     )
 
 
-def drawing_memory(config: RunConfig) -> DrawingMemory | None:
+def drawing_memory(plan: ResolvedConfig) -> DrawingMemory | None:
     """Return the memory of a frozen model that renders texts; None if the architecture is unknown."""
+    config = plan.config
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
         return None
@@ -107,9 +105,8 @@ def drawing_memory(config: RunConfig) -> DrawingMemory | None:
     denoisers = weight_bytes(module, quantizer, number) * architecture.denoisers
     layer = dequantizing_bytes(quantizer, largest_layer(module, quantizer), number)
     text, reading = _text_bytes(config, architecture)
-    family = resolve(POLICIES, config.model.policy, label="render.model.policy")
     # Fully trained weights would be cast for every forward; with the smallest adapters they keep their dtype.
-    traces = _traces(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
+    traces = _traces(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(plan.family.lora_targets)))
     return DrawingMemory(
         weights=denoisers + text + parameters(meta_decoder(architecture)) * MASTER,
         work=max(traces.sampling(execution.rollout_batch_size) + layer, reading, traces.decoding(decode_rows(config))),
@@ -134,11 +131,10 @@ def _text_bytes(config: RunConfig, architecture: Architecture) -> tuple[int, int
     return weights, dequantizing_bytes(quantizer, text.width * text.inner, number)
 
 
-def _encoding(config: RunConfig, architecture: Architecture, number: int) -> int:
+def _encoding(plan: ResolvedConfig, architecture: Architecture, number: int) -> int:
     """Return the bytes of a batch of prompts in the largest text encoder, with ``number`` bytes per value."""
-    model, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
-    tokens = getattr(build(family.options_type, model.policy, model.options, label="model.options of"), _LENGTH, _CLIP)
-    return config.execution.encode_batch_size * architecture.text.row(tokens, number)
+    tokens = getattr(plan.model_options, _LENGTH, _CLIP)
+    return plan.config.execution.encode_batch_size * architecture.text.row(tokens, number)
 
 
 def _gradients(

@@ -11,7 +11,7 @@ from flowmill.models.maths.transitions import ODE
 from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from flowmill.models.policies.nan_checks import noise_levels
 from flowmill.storage.trajectories.base import Sample
-from flowmill.tasks.inputs.components import as_evaluated, make_solver
+from flowmill.tasks.inputs.components import make_solver
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.modalities.diffusion.final_samples import Finals
 from flowmill.tasks.modalities.diffusion.lockstep import InStep
@@ -42,7 +42,7 @@ class EvaluationSampler:
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Sample one batch; padding to a fixed size makes the same kernels run for every shard."""
         policy, velocities = self._models.policy_and_velocities()
-        with policy.sized(**sizes_of(as_evaluated(self._config).model)):
+        with policy.sized(**sizes_of(self._making.context.plan.evaluated.config.model)):
             return self._sampled(jobs, policy, velocities)
 
     def _sampled(

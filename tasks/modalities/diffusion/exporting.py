@@ -17,7 +17,6 @@ from flowmill.tasks.export.files import copy_licenses, store_guider, store_sched
 from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.export.usage import Usage, input_names, lora_files
 from flowmill.tasks.inputs.base_model import BaseModel, describe_base
-from flowmill.tasks.inputs.components import as_evaluated
 from flowmill.tasks.inputs.prompts import StoredPrompt, image_column, uses_guidance
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
 from flowmill.tasks.metrics.evaluations import evaluation_figures
@@ -49,7 +48,7 @@ class PipelineExport:
         policy = cast(DiffusionPolicy, trainable.policy)
         target, base = folder / PIPELINE, self._base()
         negative = self._config.model.negative_prompt if uses_guidance(self._config) else None
-        with policy.sized(**sizes_of(as_evaluated(self._config).model)):
+        with policy.sized(**sizes_of(self._context.plan.evaluated.config.model)):
             call = policy.pipeline_call(self._steps, negative)
         self._write_model(policy, target, call)
         (target / "images").mkdir()

@@ -27,6 +27,7 @@ from flowmill.tasks.algorithms.diffusion import DiffusionModels
 from flowmill.tasks.inputs.components import decode_rows, make_kernel, media_format
 from flowmill.tasks.inputs.prompt_rows import read_clip, read_picture
 from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.metrics.image_grids import CLIPS, write_grid
 from flowmill.tasks.modalities.data_sample import DataSample
 from flowmill.tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
@@ -47,6 +48,7 @@ from flowmill.tasks.modalities.memory import DrawingMemory, Memory, OptimizerSiz
 from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
 from flowmill.tasks.modalities.sample_set import SampleSet
 from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
+from flowmill.tasks.specs.plan import RunPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,23 +70,21 @@ class Diffusion(Kind):
     given_parts = frozenset({Part.VAE})
     exporting_parts = frozenset({Part.DENOISER, Part.VAE})
 
-    def check(self, config: RunConfig, requires: Requirements) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Check samplers, plans and their combinations with other settings."""
-        check_diffusion(config, requires)
+        check_diffusion(plan)
 
-    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    def cost(self, plan: RunPlan) -> Cost:
         """Count rows of the denoiser."""
-        return cost_of_diffusion(config, requires, prompts)
+        return cost_of_diffusion(plan)
 
-    def memory(
-        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> Memory | None:
+    def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
         """Build denoisers and autoencoder without weights."""
-        return denoiser_memory(config, requires, optimizer, reference=reference)
+        return denoiser_memory(plan, optimizer, reference=reference)
 
-    def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
+    def drawing_memory(self, plan: ResolvedConfig) -> DrawingMemory | None:
         """Build text encoders, denoisers and autoencoder without weights."""
-        return drawing_memory(config)
+        return drawing_memory(plan)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return the text encoders' outputs for prompts and their images."""

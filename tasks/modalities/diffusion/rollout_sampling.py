@@ -21,7 +21,7 @@ from flowmill.models.maths.transitions import Kernel
 from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from flowmill.models.policies.nan_checks import finite, noise_levels
 from flowmill.storage.trajectories.base import Sample
-from flowmill.tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
+from flowmill.tasks.inputs.components import make_kernel, make_plan, make_solver
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.modalities.diffusion.final_samples import Finals
 from flowmill.tasks.modalities.diffusion.velocities import SamplingModels
@@ -60,7 +60,7 @@ class RolloutSampler:
         """Bind to the sampling context."""
         self._making, self._config, self._epoch = making, making.config, making.epoch
         self._models = SamplingModels(making, Weights.BEHAVIOR)
-        self._means = make_algorithm(making.config).requires.old_means
+        self._means = making.context.plan.requires.old_means
         """Whether the algorithm compares step means with those of the behavior policy."""
 
     def load(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
@@ -22,6 +23,9 @@ class Combination(Trained):
     """The sampler."""
     draws: tuple[Steps, ...]
     """Distinct plans of groups and epochs; most plans have one."""
+
+    family: Any
+    """The class of the policy, a ``flowmill.models.policies.base.Policy``."""
 
     @property
     def plan(self) -> str:

@@ -14,8 +14,6 @@ import torch
 
 from flowmill.configs.model_families import spec_of
 from flowmill.configs.refusals import Refusal, never_called, refuse
-from flowmill.configs.registry import resolve
-from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.transitions import Gaussian, Grid
 from flowmill.models.policies import POLICIES
 from flowmill.tasks.algorithms.checks import compared_rows
@@ -217,7 +215,7 @@ def _levels(facts: Combination) -> Iterator[Refusal]:
             f"Set optimize.algorithm.options.times to {{low: {low}, high: {high}}}, or its kind to 'timesteps'",
             f"{facts.algorithm} noises latents to levels from {times.low} to {times.high}, but",
         )
-    own = None if family in POLICIES else resolve(POLICIES, family, label="model.policy")
+    own = None if family in POLICIES else facts.family
     if times.kind == "timesteps" and levels is None and not hasattr(own, "trained_levels"):
         yield Refusal(
             "model.policy",
@@ -258,19 +256,19 @@ def _passes(facts: Combination) -> Iterator[Refusal]:
 
 def _schedule(combination: Combination) -> Gaussian:
     """Return the sampler's steps over a schedule with the model's first and last level."""
-    steps, ends = combination.config.rollout.steps, _ends(combination.config)
+    steps, ends = combination.config.rollout.steps, _ends(combination)
     sigmas = torch.linspace(*ends, steps + 1, dtype=torch.float64)
     nothing = torch.zeros(steps, 1, dtype=torch.float64)
     return combination.kernel.step(nothing, nothing, Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(steps)))
 
 
-def _ends(config: RunConfig) -> tuple[float, float]:
+def _ends(facts: Combination) -> tuple[float, float]:
     """Return the first and last noise level of the family, 1 and 0 by default, or of the model folder's schedule."""
-    model, folder = config.model, None if config.model.path is None else Path(config.model.path).expanduser()
+    model = facts.config.model
+    folder = None if model.path is None else Path(model.path).expanduser()
     if (ends := spec_of(model.policy).noise_range) is None:
         return 1.0, 0.0
     if folder is None or not (folder / "model_index.json").is_file():
         return ends
-    family = resolve(POLICIES, model.policy, label="model.policy")
-    high, low = family.noise_range(folder, config.rollout.steps)
+    high, low = facts.family.noise_range(folder, facts.config.rollout.steps)
     return high, low

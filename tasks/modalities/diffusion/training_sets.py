@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import torch
 
-from flowmill.configs.registry import resolve
 from flowmill.models.maths.conditioning import Conditioning
-from flowmill.models.policies import POLICIES
 from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.inputs.components import make_kernel
@@ -80,8 +78,7 @@ def training_set(
 
 def _trained_levels(training: Training) -> Tensor:
     """Return the (N,) noise levels that the base model was trained with."""
-    family = resolve(POLICIES, training.config.model.policy, label="model.policy")
-    levels: Tensor = family.trained_levels(training.context.base_folder)
+    levels: Tensor = training.context.plan.family.trained_levels(training.context.base_folder)
     return levels
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -10,23 +10,17 @@ import numpy as np
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.refusals import Refusal, never_called, refuse, set_settings
-from flowmill.configs.registry import resolve
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.engines import LOCAL, make_engine
 from flowmill.models.memory.language_architectures import check_class
-from flowmill.models.policies import POLICIES
-from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
 from flowmill.models.rewards.base import Needs
-from flowmill.tasks.advantages.estimators import make_estimator
-from flowmill.tasks.algorithms.base import Requirements
+from flowmill.tasks.advantages.estimators import Estimator
 from flowmill.tasks.algorithms.checks import Trained, check_advantage, check_replay, compared_rows
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
 from flowmill.tasks.inputs.prompts import uses_guidance
-from flowmill.tasks.inputs.renderer import renderer_config
-from flowmill.tasks.inputs.source_prompts import source_prompts
 from flowmill.tasks.inputs.weight_sources import critic_folder
 from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.tokens.run_prompts import longest_prompt
@@ -53,10 +47,9 @@ def _settings_of_images(facts: Trained) -> Iterator[Refusal]:
         yield Refusal("rollout.group_size", f"{algorithm} compares {least} completions or more", "Raise it")
 
 
-def _estimator(facts: Trained) -> Iterator[Refusal]:
+def _estimator(facts: Trained, estimator: Estimator) -> Iterator[Refusal]:
     """Yield estimators of advantages that do not fit the algorithm."""
     section, requires, algorithm = facts.config.advantage.estimator, facts.requires, facts.algorithm
-    estimator = make_estimator(facts.config)
     for refused, why, remedy in (
         (
             requires.critic and not estimator.needs_values,
@@ -150,46 +143,37 @@ def _steps(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal(setting, "a text is one row of training, without steps", f"Remove {setting}")
 
 
-def check_tokens(config: RunConfig, requires: Requirements) -> None:
+def check_tokens(plan: RunPlan) -> None:
     """Check the settings of samples of tokens."""
-    facts = Trained(config=config, requires=requires)
-    refuse(config, chain(_settings_of_images(facts), _estimator(facts), _engine(config)))
-    _check_base(config)
-    _check_prompts(config)
+    config, facts = plan.config, Trained(config=plan.config, requires=plan.requires)
+    refuse(config, chain(_settings_of_images(facts), _estimator(facts, plan.estimator), _engine(config)))
+    _check_base(plan)
     refuse(config, _critic(facts))
     if config.critic.path is not None:
-        _check_critic(config, config.critic.path)
+        _check_critic(plan, config.critic.path)
     check_advantage(config)
     refuse(config, chain(compared_rows(facts), _steps(config)))
-    check_replay(config, requires)
+    check_replay(config, plan.requires)
 
 
-def _check_base(config: RunConfig) -> None:
-    """Check a local model without its weights: its class, and that its tokenizer fits it."""
-    folder, family = Path(str(config.model.path)).expanduser(), _family(config)
+def _check_base(plan: RunPlan) -> None:
+    """Check a local model without its weights: its class, and that its tokenizer, template and context length fit it
+    and all prompts."""
+    config, family = plan.config, plan.family
+    folder = Path(str(config.model.path)).expanduser()
     family.check_run(config)
     if config.model.path is not None and folder.is_dir():
         check_folder(folder, family.models)
         check_vocabulary(folder)
         check_class(folder, config.model.attention, family, shared=config.optimize.shared_prompts)
+        longest_prompt(folder, plan)
 
 
-def _family(config: RunConfig) -> type[CausalLM]:
-    family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
-    return family
-
-
-def _check_prompts(config: RunConfig) -> None:
-    """Check that a local model's tokenizer, template and context length support all prompts."""
-    folder = Path(str(config.model.path)).expanduser()
-    if config.model.path is not None and folder.is_dir():
-        longest_prompt(folder, config, source_prompts(config))
-
-
-def _check_critic(config: RunConfig, path: str) -> None:
+def _check_critic(plan: RunPlan, path: str) -> None:
     """Check the critic's initial model."""
+    config, family = plan.config, plan.family
     folder, base = critic_folder(path), Path(str(config.model.path)).expanduser()
-    family, shared = _family(config), config.optimize.shared_prompts
+    shared = config.optimize.shared_prompts
     check_folder(folder, family.models, label="critic.path")
     check_class(folder, config.model.attention, family, critic=True, shared=shared)
     if config.model.path is not None and base.is_dir():
@@ -210,8 +194,9 @@ def trial_text() -> np.ndarray:
     return np.array(["a text that was made up for the trial"], object)
 
 
-def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+def cost_of_tokens(plan: RunPlan) -> Cost:
     """Return the cost of a run in rows: samples through the model."""
+    config, requires, prompts = plan.config, plan.requires, plan.prompt_counts
     rollout, section = config.rollout, tokens_of(config)
     # Any engine also takes one forward over the whole text.
     drawing = section.max_new if section.engine.name == LOCAL else 0
@@ -222,7 +207,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     if has_data:
         samples = trained = samples_per_epoch(config)
     rows = trained * config.optimize.inner_epochs
-    estimator = make_estimator(config)
+    estimator = plan.estimator
     own_critic = requires.critic and config.critic.backbone == "own"
     stored = estimator.needs_reference
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
@@ -243,15 +228,14 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         latent_bytes_per_epoch=None,
         latent_bytes=None,
         stores_latents=False,
-        evaluations=RunPlan(config).evaluations,
+        evaluations=plan.evaluations,
         reference=requires.reference,
-        drawing_forwards=turns * samples * _forwards_of_a_text(config),
-        depicting_forwards=turns * splits * config.evaluate.samples * _forwards_of_a_text(config),
+        drawing_forwards=turns * samples * _forwards_of_a_text(plan),
+        depicting_forwards=turns * splits * config.evaluate.samples * _forwards_of_a_text(plan),
     )
 
 
-def _forwards_of_a_text(config: RunConfig) -> int:
+def _forwards_of_a_text(plan: RunPlan) -> int:
     """Return the rows per text through the model that renders it, if there is one."""
-    if config.render is None:
-        return 0
-    return config.render.images * config.render.steps * (2 if uses_guidance(renderer_config(config)) else 1)
+    render = plan.config.render
+    return 0 if render is None else render.images * render.steps * (2 if uses_guidance(plan.drawer.config) else 1)

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flowmill.configs.model_families import most_images
-from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.maths.tokens import Widths
@@ -21,17 +19,12 @@ from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.architectures import parameters
 from flowmill.models.memory.language_architectures import language_config, meta_critic, meta_language_model
 from flowmill.models.memory.language_models import LanguageModelMemory
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.base import PolicySettings
-from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import block_lists
 from flowmill.models.policies.language_model_folders import context_length
 from flowmill.models.weights.lora import within
-from flowmill.tasks.advantages.estimators import make_estimator
-from flowmill.tasks.algorithms.base import Requirements
-from flowmill.tasks.inputs.components import decode_rows, lora_spec, tokens_of
-from flowmill.tasks.inputs.renderer import renderer_config, sees_images
-from flowmill.tasks.inputs.source_prompts import source_prompts
+from flowmill.tasks.inputs.components import decode_rows, tokens_of
+from flowmill.tasks.inputs.renderer import sees_images
 from flowmill.tasks.modalities.memory import (
     BYTES,
     MASTER,
@@ -42,8 +35,8 @@ from flowmill.tasks.modalities.memory import (
     Sizes,
     host_memory,
 )
-from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
+from flowmill.tasks.specs.plan import RunPlan
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
@@ -54,38 +47,34 @@ _PHASES = ("rollout", "decode", "re-score", "render", "value", "optimize")
 _WORK = {"rollout": "sample", "decode": "decode", "re-score": "rescore", "value": "value"}
 
 
-def language_memory(
-    config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-) -> Memory | None:
+def language_memory(plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
     """Return the memory of a rank; None if the model's config is unknown (a model to build, or not published here).
 
     Args:
-        config: the config.
-        requires: its algorithm's needs.
+        plan: of the config.
         optimizer: sizes of its optimizer's state.
         reference: log-probs of the base model are needed.
     """
     quiet_transformers()
+    config, family, spec = plan.config, plan.family, plan.lora
     architecture = None if config.model.path is None else language_config(config.model.path)
     if architecture is None:
         return None
     model, execution = config.model, config.execution
-    family: type[CausalLM] = resolve(POLICIES, model.policy, label="model.policy")
-    spec, untrained = lora_spec(config, family), family.untrained_parts(model.options)
-    sizes = Sizes(config, optimizer, spec)
+    sizes, untrained = Sizes(config, optimizer, spec), family.untrained_parts(model.options)
     module, copies = meta_language_model(architecture, models=family.models), int(config.optimize.ema is not None)
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
     actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
-    critic = _critic(config, architecture, sizes, untrained) if requires.critic else None
+    critic = _critic(config, architecture, sizes, untrained) if plan.requires.critic else None
     settings = family.settings_for(config, dtype=getattr(torch, model.dtype), device=torch.device("cpu"), empty=True)
     together = None if critic is None or critic.alone else critic.measured.critic
     own = config.critic.backbone == "own"
     traces = LanguageModelMemory(architecture, settings, spec, together, own, family)
-    prompt, notes = _prompt_tokens(config, context_length(architecture))
+    prompt, notes = _prompt_tokens(plan, context_length(architecture))
     forward = _forward(config, prompt, width := _width(config, prompt, architecture))
-    work = _work(config, traces, critic, prompt=prompt, forward=forward, reference=reference)
-    compared = reference or make_estimator(config).needs_reference
-    drawing, drawing_notes = _drawing(config)
+    work = _work(plan, traces, critic, prompt=prompt, forward=forward, reference=reference)
+    compared = reference or plan.estimator.needs_reference
+    drawing, drawing_notes = _drawing(plan)
     roles = [actor] if critic is None else [actor, critic.role]
     largest = 0 if execution.holders > 1 else max(role.parameters for role in roles)
     details: dict[str, Any] = {
@@ -95,7 +84,7 @@ def language_memory(
         "reference": _frozen_bytes(module, BYTES[model.dtype]) // execution.holders if compared and spec is None else 0,
         "reference_kind": "" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         "drawing": None if drawing is None else asdict(drawing),
-        "seeing": _seeing(config, architecture, trained=not untrained),
+        "seeing": _seeing(plan, architecture, trained=not untrained),
         **work,
         "notes": (*notes, *drawing_notes),
     }
@@ -161,12 +150,12 @@ def _frozen_bytes(module: Any, number: int) -> int:
     return high * MASTER + (parameters(module) - high) * number
 
 
-def _drawing(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
+def _drawing(plan: RunPlan) -> tuple[DrawingMemory | None, tuple[str, ...]]:
     """Return the renderer's memory on this device, and notes on it."""
+    config = plan.config
     if config.render is None:
         return None, ()
-    drawer, model = renderer_config(config), config.render.model
-    memory = make_kind(drawer).drawing_memory(drawer)
+    model, memory = config.render.model, plan.drawer.kind.drawing_memory(plan.drawer)
     if memory is None:
         return None, (f"memory: render.model '{model.path or model.policy}' is not counted, because it is unknown.",)
     return memory, ()
@@ -197,7 +186,7 @@ def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:
 
 
 def _work(
-    config: RunConfig,
+    plan: RunPlan,
     traces: LanguageModelMemory,
     critic: _Critic | None,
     *,
@@ -206,7 +195,8 @@ def _work(
     reference: bool,
 ) -> dict[str, int | None]:
     """Return the cache, and the logits and activations of each phase; no values: None."""
-    execution, estimator, section, trace = config.execution, make_estimator(config), tokens_of(config), traces.trace
+    config, estimator, trace = plan.config, plan.estimator, traces.trace
+    execution, section = config.execution, tokens_of(config)
     rows, width, mask = forward
     sampled = execution.rollout_batch_size
     whole, cache = trace(work_of.go_on, sampled, prompt + section.max_new - 1)
@@ -257,27 +247,25 @@ def _lines(
     return lines
 
 
-def _seeing(config: RunConfig, architecture: Any, *, trained: bool) -> int:
+def _seeing(plan: RunPlan, architecture: Any, *, trained: bool) -> int:
     """Return the bytes of encoding the largest image of the prompts and turns, and of cached features; 0 where
     there are none, or their processor is not here."""
-    folder = Path(str(config.model.path)).expanduser()
+    folder = Path(str(plan.config.model.path)).expanduser()
     if not folder.is_dir():
         return 0
-    prompts = [prompt for split in source_prompts(config).values() for prompt in split if prompt.images]
-    image = largest_image(folder, config, prompts) if prompts or sees_images(config) else None
+    prompts = [prompt for split in plan.prompts.values() for prompt in split if prompt.images]
+    image = largest_image(folder, plan, prompts) if prompts or sees_images(plan.config) else None
     return 0 if image is None else work_of.encoding_bytes(architecture, image, trained=trained)
 
 
-def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
+def _prompt_tokens(plan: RunPlan, context: int | None) -> tuple[int, tuple[str, ...]]:
     """Return the tokens of the longest prompt, and notes on their source."""
-    section = tokens_of(config)
-    splits = source_prompts(config)
-    folder = Path(str(config.model.path)).expanduser()
+    section, splits = tokens_of(plan.config), plan.prompts
+    folder = Path(str(plan.config.model.path)).expanduser()
     if folder.is_dir():
-        return longest_prompt(folder, config, splits), ()
+        return longest_prompt(folder, plan), ()
     room = () if context is None else (context - section.max_new,)
-    reads = most_images(config.model.policy, config.model.options)
-    if reads and any(prompt.images for prompts in splits.values() for prompt in prompts):
+    if plan.most_images and any(prompt.images for prompts in splits.values() for prompt in prompts):
         tokens = min((*room, *(() if section.max_prompt is None else (section.max_prompt,))), default=_IMAGE_PROMPT)
         return tokens, (
             f"memory: prompts with images are assumed to have up to {tokens} tokens, and encoding images is not "

@@ -138,7 +138,7 @@ class LanguageModelExport:
         )
 
     def _prompts(self, policy: CausalLM) -> Prompts:
-        return prompts_in(self._context.base_folder, self._config, tokenizer=policy.tokenizer)
+        return prompts_in(self._context.base_folder, self._context.plan, tokenizer=policy.tokenizer)
 
     def _figures(self) -> list[str]:
         chain, epoch = self._context.chain, self._exporting.epoch

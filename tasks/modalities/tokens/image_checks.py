@@ -14,6 +14,7 @@ from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.tokens.checks import check_tokens
+from flowmill.tasks.specs.plan import RunPlan
 
 
 def _refusals(config: RunConfig, requires: Requirements) -> Iterator[Refusal]:
@@ -34,10 +35,11 @@ def _refusals(config: RunConfig, requires: Requirements) -> Iterator[Refusal]:
         )
 
 
-def check_image_tokens(config: RunConfig, requires: Requirements) -> None:
+def check_image_tokens(plan: RunPlan) -> None:
     """Check the settings of images from tokens, and that settings of other kinds are not used."""
-    refuse(config, _refusals(config, requires))
-    check_tokens(config, requires)
+    config = plan.config
+    refuse(config, _refusals(config, plan.requires))
+    check_tokens(plan)
     architecture = None if config.model.path is None else language_config(config.model.path)
     if architecture is not None:
         check_image(config, architecture)

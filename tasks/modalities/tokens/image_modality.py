@@ -21,7 +21,6 @@ from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.base import Batch as Scored
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
-from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 from flowmill.tasks.inputs.components import decode_rows, tokens_of
 from flowmill.tasks.metrics.image_grids import write_grid
@@ -36,6 +35,7 @@ from flowmill.tasks.modalities.tokens.image_checks import check_image, check_ima
 from flowmill.tasks.modalities.tokens.image_exporting import ImageTokenExport
 from flowmill.tasks.modalities.tokens.modality import Tokens
 from flowmill.tasks.modalities.tokens.text_sampling import TextSampler, evaluation_maker, rollout_maker
+from flowmill.tasks.specs.plan import RunPlan
 
 
 class ImageTokenSampler(TextSampler):
@@ -74,13 +74,13 @@ class ImageTokens(Tokens):
     writes = False
     given_parts = frozenset({Part.VAE})
 
-    def check(self, config: RunConfig, requires: Requirements) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Check the settings of tokens and of images."""
-        check_image_tokens(config, requires)
+        check_image_tokens(plan)
 
-    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    def cost(self, plan: RunPlan) -> Cost:
         """Count rows."""
-        return with_guidance(cost_of_tokens(config, requires, prompts), config)
+        return with_guidance(cost_of_tokens(plan), plan.config)
 
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of images, with a seed per token."""

@@ -39,6 +39,7 @@ from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.modalities.tokens.sample_sets import TextSet
 from flowmill.tasks.modalities.tokens.text import stored_text
 from flowmill.tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.turns import last_turn
 
 if TYPE_CHECKING:
@@ -59,19 +60,17 @@ class Tokens(Kind):
         """Return the maximum tokens of a completion, over all turns."""
         return tokens_of(config).max_new * last_turn(config)
 
-    def check(self, config: RunConfig, requires: Requirements) -> None:
+    def check(self, plan: RunPlan) -> None:
         """Check the settings of texts, and refuse those of images."""
-        check_tokens(config, requires)
+        check_tokens(plan)
 
-    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    def cost(self, plan: RunPlan) -> Cost:
         """Count rows."""
-        return cost_of_tokens(config, requires, prompts)
+        return cost_of_tokens(plan)
 
-    def memory(
-        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> Memory | None:
+    def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
         """Build actor and critic without weights."""
-        return language_memory(config, requires, optimizer, reference=reference)
+        return language_memory(plan, optimizer, reference=reference)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Never called: prompts are not encoded."""

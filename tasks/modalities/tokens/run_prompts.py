@@ -11,11 +11,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.shared_prompts import SharedWidths
 from flowmill.models.maths.tokens import Widths
-from flowmill.models.policies import POLICIES
 from flowmill.models.policies.language_model_folders import (
     add_template,
     context_length_of,
@@ -27,6 +25,7 @@ from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.prompt_rows import read_picture
 from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
 from flowmill.tasks.inputs.renderer import sees_images
+from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.modalities.tokens.comments import Comments, longest_context
 from flowmill.tasks.modalities.tokens.prompts import Look, Prompts, no_images
 from flowmill.tasks.modalities.tokens.seen_images import SeenImages, drawn_images
@@ -104,7 +103,7 @@ def prompts_of(context: RunContext, policy: CausalLM | None = None) -> Prompts:
     if prompts is None:
         prompts = _PROMPTS[context] = prompts_in(
             context.base_folder,
-            context.config,
+            context.plan,
             look=lambda key: context.references([{IMAGE: key}])[0][0],
             tokenizer=None if policy is None else policy.tokenizer,
         )
@@ -133,23 +132,23 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     return run_prompts
 
 
-def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, tokenizer: Any = None) -> Prompts:
+def prompts_in(folder: Path, plan: ResolvedConfig, *, look: Look = no_images, tokenizer: Any = None) -> Prompts:
     """Return prompts as the model in a folder reads them.
 
     Args:
         folder: folder of the model.
-        config: the run's config.
+        plan: of the run.
         look: opens images.
         tokenizer: the model's, if it is loaded.
     """
-    family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
+    family: type[CausalLM] = plan.family
     pictures, frame = family.pictures_in(folder), frame_of(folder) if family.models.draws else None
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     if frame is not None:
         add_template(tokenizer, folder)
     return Prompts(
         tokenizer,
-        tokens_of(config),
+        tokens_of(plan.config),
         context_length_of(folder),
         pictures=pictures,
         look=look,
@@ -158,20 +157,20 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
     )
 
 
-def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:
+def largest_image(folder: Path, plan: ResolvedConfig, prompts: Sequence[Prompt]) -> Inputs | None:
     """Return the inputs of a local model for the image with the most tokens; None if it reads no images."""
-    pictures = prompts_in(folder, config).pictures
+    pictures = prompts_in(folder, plan).pictures
     if pictures is None:
         return None
     files = image_files(prompts)
     numbers = [pictures.number(key, partial(read_picture, file)) for key, file in files.items()]
-    numbers += drawn_images(pictures, config)
+    numbers += drawn_images(pictures, plan.config)
     return pictures.inputs(max(numbers, key=lambda number: pictures.picture(number).tokens))
 
 
-def longest_prompt(folder: Path, config: RunConfig, splits: Mapping[str, Sequence[Prompt]]) -> int:
+def longest_prompt(folder: Path, plan: ResolvedConfig) -> int:
     """Return the most tokens before a text, with a local model; raise ConfigError if a prompt is invalid."""
-    files = image_files(prompt for prompts in splits.values() for prompt in prompts)
-    prompts = prompts_in(folder, config, look=lambda key: read_picture(files[key]))
-    drawn = drawn_images(prompts.pictures, config)
-    return longest_context(prompts, turns_of(config), context_length_of(folder), splits, drawn)
+    files = image_files(prompt for prompts in plan.prompts.values() for prompt in prompts)
+    prompts = prompts_in(folder, plan, look=lambda key: read_picture(files[key]))
+    drawn = drawn_images(prompts.pictures, plan.config)
+    return longest_context(prompts, turns_of(plan.config), context_length_of(folder), plan.prompts, drawn)

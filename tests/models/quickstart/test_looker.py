@@ -13,6 +13,7 @@ from flowmill.models.quickstart.looker import LookerBuilder, _Looks
 from flowmill.models.quickstart.vision import image_processor
 from flowmill.tasks.modalities.tokens.comments import Comments
 from flowmill.tasks.modalities.tokens.run_prompts import prompts_in
+from flowmill.tasks.specs.plan import RunPlan
 
 
 @pytest.mark.slow
@@ -21,7 +22,7 @@ def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path) -> None:
     config = load_config("tiny_agent_sees", [f"model.path={tmp_path}", "model.build=null"])
     assert config.render is not None
     assert config.render.turns is not None
-    prompts = prompts_in(tmp_path, config)
+    prompts = prompts_in(tmp_path, RunPlan(config))
     assert prompts.pictures is not None
     image = prompts.pictures.number("image", lambda: np.full((16, 32, 3), 255, np.uint8))
     corpus = _Looks(image_processor(), 0)

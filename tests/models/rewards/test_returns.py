@@ -20,7 +20,7 @@ from flowmill.models.rewards import REWARDS
 from flowmill.models.rewards.base import Batch, Needs, Scores
 from flowmill.models.rewards.factory import FunctionReward, make_reward, needs_of
 from flowmill.models.rewards.invocation import Handling, declared_needs, score
-from flowmill.tasks.modalities.modality import make_kind
+from flowmill.tasks.specs.plan import RunPlan
 from tests.support.language_models import texts_data
 
 TEXTS = np.array(["one", "two"], object)
@@ -141,9 +141,9 @@ def test_what_declares_no_media_scores_what_the_run_makes(
     needs = needs_of(section.name, {})
     texts, images = RunConfig.model_validate(texts_data(tmp_path)), make_config()
     for config in (texts, images):
-        make_kind(config).check_scored(section, needs, config)
+        RunPlan(config).kind.check_scored(section, needs, config)
     with pytest.raises(ConfigError, match=r"scores images, but model.policy 'causal_lm' makes texts"):
-        make_kind(texts).check_scored(section, Needs(media="images"), texts)
+        RunPlan(texts).kind.check_scored(section, Needs(media="images"), texts)
 
 
 @pytest.mark.parametrize("name", sorted(set(REWARDS) - {"constant", "rank", "fitted"}))

@@ -29,6 +29,7 @@ from flowmill.models.serving import messages
 from flowmill.models.serving.batching import Batcher, Limits, Metrics
 from flowmill.models.serving.guarded import METRICS
 from flowmill.tasks.checks.try_rewards import try_rewards
+from flowmill.tasks.specs.plan import RunPlan
 from tests.support.serving import Server, served, spoiling
 
 pytestmark = pytest.mark.slow
@@ -348,7 +349,7 @@ def test_a_run_waits_little_for_a_server_that_never_answered(
     monkeypatch.setattr("flowmill.models.rewards.remote._FIRST_S", 0.5)
     begun = time.monotonic()
     with pytest.raises(RewardError, match=r"at http://127.0.0.1:9 has given no answer for 0.5 s; .*Start it"):
-        try_rewards(make_config("rewards=[{name: digits, server: 'http://127.0.0.1:9'}]"))
+        try_rewards(RunPlan(make_config("rewards=[{name: digits, server: 'http://127.0.0.1:9'}]")))
     assert time.monotonic() - begun < 30
 
 

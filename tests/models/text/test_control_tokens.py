@@ -23,8 +23,8 @@ from flowmill.models.text.control_tokens import as_text, chat_ids, control_token
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.modalities.diffusion.rendering import _encoded
-from flowmill.tasks.modalities.modality import make_kind
 from flowmill.tasks.modalities.tokens.prompts import Prompts
+from flowmill.tasks.specs.plan import RunPlan
 
 CHAT = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}</s>{% endfor %}[a]"
 #: Of prompts; </s> is 2, <image> the place of an image.
@@ -162,7 +162,7 @@ def test_prompts_of_image_models_with_a_control_token_are_refused(
     policy = SD3.load(tiny_base, settings, frozenset({Part.TEXT}), {"max_sequence_length": 1})
     host: Any = SimpleNamespace(encoder=lambda: policy)
     with pytest.raises(ConfigError, match=said):
-        make_kind(config).encode(host, [Prompt(text="a"), Prompt(text=text)])
+        RunPlan(config).kind.encode(host, [Prompt(text="a"), Prompt(text=text)])
     # What a language model wrote is drawn, with a space in the token's text.
     plain = policy.as_plain(text)
     assert plain.replace(" ", "") == text.replace(" ", "")

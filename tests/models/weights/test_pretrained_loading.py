@@ -39,6 +39,7 @@ from flowmill.models.weights.stored_weights import StoredWeights
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.names import check_names
 from flowmill.tasks.inputs.model_settings import check_model
+from flowmill.tasks.specs.plan import RunPlan
 from tests.support.language_models import texts_data, write_language_model
 from tests.support.small import small_data
 from tests.support.text_models import write_sentiment
@@ -218,7 +219,7 @@ def test_a_value_of_another_type_is_followed_or_refused_in_one_sentence(
     outcomes = Counter[str]()
     for folder, check in (
         (tmp_path / "lm", lambda: load_everything(RunConfig.model_validate(data))),
-        (tmp_path / "pipeline", lambda: check_model(drawn)),
+        (tmp_path / "pipeline", lambda: check_model(RunPlan(drawn))),
     ):
         for file in [*folder.rglob("*config.json"), *folder.glob("model_index.json")]:
             original = file.read_text()
@@ -322,11 +323,11 @@ def test_policies_critics_and_empty_models_refuse_nan_weights(tmp_path: Path) ->
 def test_a_class_in_a_component_s_folder_is_refused(tiny_base: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_base, tmp_path / "pipeline")
     config = RunConfig.model_validate(small_data(tmp_path, tmp_path / "pipeline"))
-    check_model(config)
+    check_model(RunPlan(config))
     (tmp_path / "pipeline" / "vae" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     change(tmp_path / "pipeline" / "model_index.json", vae=["own", "Own"])
     with pytest.raises(ConfigError, match=r"needs code of its own: its index takes 'vae' from vae/own\.py"):
-        check_model(config)
+        check_model(RunPlan(config))
     with pytest.raises(ConfigError, match="needs code of its own"):
         load_pretrained(DiffusionPipeline, tmp_path / "pipeline", label="model.path")
     assert not (tmp_path / "ran").exists()

@@ -13,6 +13,7 @@ from flowmill.models.policies.few_steps import few_step_sign
 from flowmill.tasks.algorithms import ALGORITHMS
 from flowmill.tasks.checks.notes import training_notes
 from flowmill.tasks.inputs.components import make_algorithm
+from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
 
 DISTILLED = {
@@ -69,12 +70,12 @@ def test_losses_of_the_forward_process_get_the_warning_and_others_do_not(algorit
     options = ", options: {teacher: folder}" if algorithm == "opd" else ""
     given = [f"optimize.algorithm={{name: {algorithm}{options}}}"]
     config = load_config(ROOT / "configs" / "z_image_turbo.yaml", given)
-    notes = [note for note in training_notes(config, updates=4) if "distilled to few steps" in note]
+    notes = [note for note in training_notes(RunPlan(config), updates=4) if "distilled to few steps" in note]
     assert len(notes) == (make_algorithm(config).requires.data == "forward")
     assert all(f"'{algorithm}' trains on samples that are noised again" in note for note in notes)
 
 
 def test_start_adapters_are_read_as_bases_are() -> None:
     given = ["optimize.algorithm={name: nft}", "model.lora.start=Qwen-Image-Lightning-8steps-V1.1.safetensors"]
-    found = training_notes(load_config(ROOT / "configs" / "qwen_image.yaml", given), updates=4)
+    found = training_notes(RunPlan(load_config(ROOT / "configs" / "qwen_image.yaml", given)), updates=4)
     assert any(note.startswith("model.lora.start 'Qwen-Image-Lightning-8steps-V1.1") for note in found)

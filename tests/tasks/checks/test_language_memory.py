@@ -21,6 +21,7 @@ from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
 from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.checks.memory import estimate_memory, memory_and_notes
 from flowmill.tasks.modalities.memory import Memory
+from flowmill.tasks.specs.plan import RunPlan
 from tests.support.causal_classes import tiny_config
 from tests.support.language_models import texts_data
 
@@ -89,7 +90,7 @@ def estimate(folder: Path, *overrides: str) -> Memory:
     path = folder / "texts.yaml"
     if not path.exists():
         path.write_text(yaml.safe_dump(texts_data(folder)))
-    found = estimate_memory(load_config(path, overrides), reference=False)
+    found = estimate_memory(RunPlan(load_config(path, overrides)), reference=False)
     assert found is not None
     return found
 
@@ -145,7 +146,7 @@ def test_ranks_that_share_the_weights_hold_less(tmp_path: Path) -> None:
 def test_a_model_that_is_not_known_has_no_estimate(tmp_path: Path) -> None:
     path = tmp_path / "texts.yaml"
     path.write_text(yaml.safe_dump(texts_data(tmp_path)))
-    assert estimate_memory(load_config(path, ["model.path=someone/else"]), reference=False) is None
+    assert estimate_memory(RunPlan(load_config(path, ["model.path=someone/else"])), reference=False) is None
 
 
 def test_reward_models_are_named_and_prompts_without_a_tokenizer_are_bounded(tmp_path: Path) -> None:
@@ -164,6 +165,6 @@ def test_a_class_that_needs_numbers_is_a_note_and_no_traceback(tmp_path: Path) -
     config = load_config(path, ())
     about = tiny_config("mixtral")
     about.save_pretrained(tmp_path / "lm")
-    found, notes = memory_and_notes(config, reference=False)
+    found, notes = memory_and_notes(RunPlan(config), reference=False)
     assert found is None
     assert notes == ["memory: not estimated, as layers of a 'mixtral' cannot be carried out without numbers."]

@@ -31,6 +31,7 @@ from flowmill.tasks.checks.memory import estimate_memory, memory_advice
 from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.prompts import uses_guidance
 from flowmill.tasks.modalities.memory import Memory
+from flowmill.tasks.specs.plan import RunPlan
 from pages.gpu_page import (
     LANGUAGE,
     PAGE,
@@ -383,7 +384,7 @@ def test_text_encoders_are_counted_where_they_live() -> None:
 
 def test_an_unknown_model_has_no_estimate(tmp_path: Path) -> None:
     config = load_config(ROOT / "configs" / "flux1_dev.yaml", ["model.path=someone/else"])
-    assert estimate_memory(config, reference=False) is None
+    assert estimate_memory(RunPlan(config), reference=False) is None
 
 
 @pytest.mark.campaign

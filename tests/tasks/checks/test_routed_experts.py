@@ -16,6 +16,7 @@ from flowmill.models.memory.published import pipelines, published
 from flowmill.models.policies import POLICIES
 from flowmill.models.weights.lora import stack_note
 from flowmill.tasks.checks.notes import training_notes
+from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import prepare, run_epoch
 from tests.support.language_models import texts_data
 
@@ -41,7 +42,7 @@ def test_experts_without_adapters_are_said_by_check_and_by_run(tmp_path: Path) -
     transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "lm")
     data["model"]["lora"] = {"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"]}
     adapted = parse_config(data, where="here")
-    notes = [note for note in training_notes(adapted, updates=1) if "routed experts" in note]
+    notes = [note for note in training_notes(RunPlan(adapted), updates=1) if "routed experts" in note]
     assert len(notes) == 1
     assert "('model.layers.0.mlp.experts.gate_up_proj' and 3 more), get no adapters" in notes[0]
     context = prepare(adapted)
@@ -50,7 +51,7 @@ def test_experts_without_adapters_are_said_by_check_and_by_run(tmp_path: Path) -
     run_epoch(context, 1)
     assert [text for text in said if "routed experts" in text] == notes
     whole = parse_config(data | {"model": data["model"] | {"lora": None}}, where="here")
-    assert not [note for note in training_notes(whole, updates=1) if "routed experts" in note]
+    assert not [note for note in training_notes(RunPlan(whole), updates=1) if "routed experts" in note]
 
 
 @pytest.mark.parametrize("path", sorted(published("language")))

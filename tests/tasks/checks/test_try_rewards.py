@@ -19,6 +19,7 @@ from flowmill.models.rewards.invocation import score
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import time_rewards, try_rewards
 from flowmill.tasks.modalities.media import trial_media
+from flowmill.tasks.specs.plan import RunPlan
 
 Make = Callable[..., RunConfig]
 Prompts = Sequence[str]
@@ -111,7 +112,7 @@ def test_each_is_scored_once_with_media_of_the_configured_size_and_a_real_prompt
     overrides = [f"prompts.train={tmp_path / 'train.jsonl'}", "rollout.prompts_per_epoch=2"]
     judge = "{name: 'tests.tasks.checks.test_try_rewards:Recording', label: judge}"
     Recording.calls.clear()
-    made = try_rewards(make_config(*overrides, f"rewards=[{named(Recording)}]", f"evaluate.judges=[{judge}]"))
+    made = try_rewards(RunPlan(make_config(*overrides, f"rewards=[{named(Recording)}]", f"evaluate.judges=[{judge}]")))
     assert len(made) == 1, "two labels of one reward share it"
     image, (first, judged) = (2, 16, 32, 3), Recording.calls
     assert first == (image, "uint8", ["a cat", "a dog"], [{"count": 3}, {"count": 1}])
@@ -128,13 +129,13 @@ def test_clips_are_handed_over_as_configured(
     Recording.calls.clear()
     config = make_config("model.frames=5", f"rewards=[{named(Recording, frames=frames)}]")
     assert trial_media(config).shape == (1, 5, 16, 32, 3)
-    try_rewards(config)
+    try_rewards(RunPlan(config))
     assert [call[0] for call in Recording.calls] == [shape]
 
 
 def test_a_wrong_shape_is_told_with_the_right_one_and_a_log_of_the_traceback(make_config: Make, state: Path) -> None:
     with pytest.raises(RewardError) as error:
-        try_rewards(make_config(f"rewards=[{named(Large)}]"))
+        try_rewards(RunPlan(make_config(f"rewards=[{named(Large)}]")))
     message = str(error.value)
     assert message.startswith("Reward 'mine' failed for prompt '\"00\"' (sample made up for the trial, shard none yet")
     assert "ValueError: cannot reshape array of size 3072" in message
@@ -157,18 +158,18 @@ def test_a_wrong_shape_is_told_with_the_right_one_and_a_log_of_the_traceback(mak
 )
 def test_what_is_no_score_is_refused(make_config: Make, reward: type, expected: str) -> None:
     with pytest.raises(RewardError, match=re.escape(expected)):
-        try_rewards(make_config(f"rewards=[{named(reward)}]"))
+        try_rewards(RunPlan(make_config(f"rewards=[{named(reward)}]")))
 
 
 def test_a_lost_connection_is_tried_again_as_often_as_a_shard_would_be(make_config: Make) -> None:
     waits: list[float] = []
     config = make_config(f"rewards=[{named(Lost)}]", "execution.retries=2", "execution.retry_delay_s=3")
     Lost.left = 2
-    try_rewards(config, sleep=waits.append)
+    try_rewards(RunPlan(config), sleep=waits.append)
     assert waits == [3.0, 6.0]
     Lost.left = 3
     with pytest.raises(RewardError, match=r"ConnectionResetError: peer went away\. Reward 'mine' raised it\."):
-        try_rewards(config, sleep=waits.append)
+        try_rewards(RunPlan(config), sleep=waits.append)
     assert waits == [3.0, 6.0, 3.0, 6.0]
 
 
@@ -210,24 +211,21 @@ def test_the_log_goes_elsewhere_where_the_home_cannot_be_written(
 
 def test_rewards_of_the_ranks_are_not_made_in_the_process_that_starts_them(make_config: Make) -> None:
     reward = 'rewards=[{name: "tests.support.rewards:OnAccelerator", label: bright}]'
-    assert len(try_rewards(make_config(reward))) == 1
-    assert len(try_rewards(make_config(reward, "execution.processes=2"))) == 0
+    assert len(try_rewards(RunPlan(make_config(reward)))) == 1
+    assert len(try_rewards(RunPlan(make_config(reward, "execution.processes=2")))) == 0
+    accelerated = 'rewards=[{name: "tests.support.rewards:OnAccelerator", options: {gain: 2}}]'
     with pytest.raises(ConfigError, match="has no option 'gain'"):
-        try_rewards(
-            make_config(
-                'rewards=[{name: "tests.support.rewards:OnAccelerator", options: {gain: 2}}]', "execution.processes=2"
-            )
-        )
+        try_rewards(RunPlan(make_config(accelerated, "execution.processes=2")))
 
 
 def test_checking_a_config_loads_no_large_model(make_config: Make) -> None:
     reward = 'rewards=[{name: "tests.support.rewards:OnAccelerator", label: bright}, {name: jpeg_compressibility}]'
-    assert len(try_rewards(make_config(reward), load=False)) == 1
+    assert len(try_rewards(RunPlan(make_config(reward)), load=False)) == 1
     # Nor asks for one that is nowhere.
     nowhere = "rewards=[{name: pickscore, options: {model: nobody/nothing}}]"
-    assert len(try_rewards(make_config(nowhere), load=False)) == 0
+    assert len(try_rewards(RunPlan(make_config(nowhere)), load=False)) == 0
     with pytest.raises(ConfigError, match="has no option 'modle'"):
-        try_rewards(make_config("rewards=[{name: pickscore, options: {modle: x}}]"), load=False)
+        try_rewards(RunPlan(make_config("rewards=[{name: pickscore, options: {modle: x}}]")), load=False)
 
 
 class Slow:
@@ -242,9 +240,9 @@ def test_how_long_scoring_takes_is_estimated(make_config: Make) -> None:
     """16 samples an epoch; of rewards that a server gives, or that work on an accelerator, nothing is known."""
     others = "{name: clip_score}, {name: jpeg_compressibility, label: far, server: 'http://127.0.0.1:9'}"
     config = make_config(f"rewards=[{named(Slow)}]", "execution.score_workers=3")
-    (mine,) = time_rewards(config, try_rewards(config), check_config(config, rewards=False))
+    (mine,) = time_rewards(RunPlan(config), try_rewards(RunPlan(config)), check_config(config, rewards=False))
     assert (mine.reward, mine.samples, mine.workers) == ("mine", 16, 3)
     assert 0.1 <= mine.seconds < 0.2
     config = make_config(f"rewards=[{named(Slow)}]", f"monitors=[{others}]")
-    found = time_rewards(config, RewardCache(), check_config(config, rewards=False))
+    found = time_rewards(RunPlan(config), RewardCache(), check_config(config, rewards=False))
     assert [each.reward for each in found] == ["mine"]

@@ -9,14 +9,15 @@ import pytest
 
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import process_state, stages
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.executor import Executor, Listener
 from flowmill.tasks.execution.process_executor import ProcessExecutor
 from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.execution.session import Session
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, prepare
 
-EXECUTORS: dict[str, Callable[[Execution], Executor]] = {
+EXECUTORS: dict[str, Callable[[Session], Executor]] = {
     "processes": ProcessExecutor,
     "tasks": stages.TaskExecutor,
     "ranks": RankExecutor,
@@ -30,7 +31,7 @@ def test_an_executor_names_the_shards_that_it_committed(
     # Without a Prefect server the function of a task is called.
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
     with closing(execution_of(prepare(make_config("rollout.groups_per_shard=1")))) as execution:
-        run = StageRun(execution.stage("rollout", 1))
+        run = StageRun(execution.stage(Node(1, "rollout")))
         executor, heard = execution.executor(EXECUTORS[name]), list[str]()
         assert execution.executor(EXECUTORS[name]) is executor
         with process_state.opened(execution.context):

@@ -25,9 +25,9 @@ from flowmill.flows import process_state, stages
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.executor import Listener
-from flowmill.tasks.execution.jobs import JobExecution, JobSpec
+from flowmill.tasks.execution.jobs import JobSession, JobSpec
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
@@ -146,11 +146,11 @@ def rolled_out_with(context: RunContext, epoch: int) -> str:
 def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None:
     context = prepare(make_config())
     order = JobSpec.of(StageRun(make_stage(context, "rollout", 1)))
-    with process_state.execution_of(order) as visited:
+    with process_state.session_of(order) as visited:
         assert visited.context.run.name == "small"
     with (
         pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"),
-        process_state.execution_of(replace(order, code="other")),
+        process_state.session_of(replace(order, code="other")),
     ):
         pass
 
@@ -160,11 +160,11 @@ def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_co
     orders = [JobSpec.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
     failing = [True]
 
-    def opened(execution: Execution) -> None:
+    def opened(execution: Session) -> None:
         if execution.context.store.root.uri == orders[1].root and failing.pop():
             raise OSError("the store cannot be reached")
 
-    kept = JobExecution(Silent, opened)
+    kept = JobSession(Silent, opened)
     assert kept.of(orders[0]).context.store.root.uri == orders[0].root
     with pytest.raises(OSError, match="cannot be reached"):
         kept.of(orders[1])
@@ -355,7 +355,7 @@ def test_a_lost_result_is_no_error_of_the_task(make_config: Make, monkeypatch: p
     from distributed.client import FutureCancelledError
 
     runner = "execution.runner={name: dask, options: {address: 'tcp://127.0.0.1:8786'}}"
-    tasks = stages.TaskExecutor(Execution(begin_run(make_config(runner))))
+    tasks = stages.TaskExecutor(Session(begin_run(make_config(runner))))
     tasks._started = SimpleNamespace(client=SimpleNamespace(status="closed"))
     looks: list[str] = []
     listener = Listener(on_look=lambda: looks.append("look"))

@@ -15,8 +15,8 @@ from flowmill.models.library_loading import diffusers_class
 from flowmill.models.memory.published import pipelines
 from flowmill.models.policies.attention import UNSPLIT
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.stages.stage_run import StageRun
@@ -76,7 +76,7 @@ def config_of(family: str, root: Path, *settings: str) -> RunConfig:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankExecutor]:
     """One rank in a process of its own, as the others are."""
-    made = RankExecutor(Execution(begin_run(config_of("sd3", tmp_path_factory.mktemp("single")))))
+    made = RankExecutor(Session(begin_run(config_of("sd3", tmp_path_factory.mktemp("single")))))
     yield made
     made.close()
 
@@ -97,7 +97,7 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             port = probe.getsockname()[1]
         options = f"{{endpoint: '127.0.0.1:{port}', prefixes: [[], []]}}"
         settings = ["execution.nodes=2", f"execution.launcher={{name: agents, options: {options}}}"]
-    made = RankExecutor(Execution(begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))))
+    made = RankExecutor(Session(begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))))
     yield made
     made.close()
 

@@ -11,8 +11,8 @@ import yaml
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.execution.execution import Execution
 from flowmill.tasks.execution.rank_executor import RankExecutor
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.weight_sources import CRITIC, Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
@@ -62,7 +62,7 @@ def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RankEx
     """One resident rank, and two."""
     folder = tmp_path_factory.mktemp("crews")
     made = {
-        count: RankExecutor(Execution(begin_run(config_of(folder, "x", f"execution.processes={count}"))))
+        count: RankExecutor(Session(begin_run(config_of(folder, "x", f"execution.processes={count}"))))
         for count in (1, 2)
     }
     yield made

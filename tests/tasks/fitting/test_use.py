@@ -35,6 +35,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.staleness import explain
 from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.clip import write_clip, write_siglip
@@ -119,7 +120,7 @@ def test_fits_that_rewards_cannot_name(
         rewards = json.dumps([{"name": "fitted", "options": {**options, "unproven": True}}])
         config = make_config(f"rewards={rewards}", f"store.root={tmp_path / 'store'}")
         with pytest.raises(ConfigError) as error:
-            try_rewards(config)
+            try_rewards(RunPlan(config))
         return str(error.value)
 
     assert "there is no fit 'taste'" in refusal(run="taste")

@@ -22,6 +22,7 @@ from flowmill.tasks.inputs.model_settings import check_reference_images
 from flowmill.tasks.inputs.prompt_rows import frames_of, picture_of, read_clip, read_picture
 from flowmill.tasks.inputs.prompts import Prompt, image_files, image_keys, prompt_set, read_prompts
 from flowmill.tasks.inputs.source_prompts import prompts_fingerprint
+from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
 
 PROMPT_FILES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv")
@@ -271,13 +272,13 @@ def test_a_film_is_for_models_that_start_from_clips(tmp_path: Path) -> None:
     data, (key,) = prompt.images[0].read_bytes(), image_keys(prompt.metadata)
     assert frames_of(data, key, "store", 3).shape == (3, 32, 48, 3)
     np.testing.assert_array_equal(picture_of(data, key, "store"), read_picture(prompt.images[0]))
-    check_reference_images(load_config(ROOT / "configs" / "tiny_wan21_v2v.yaml"), [prompt])
+    check_reference_images(RunPlan(load_config(ROOT / "configs" / "tiny_wan21_v2v.yaml")), [prompt])
     config = load_config(ROOT / "configs" / "tiny_wan21_i2v.yaml")
     given = load_config(ROOT / "configs" / "tiny_edit_sft.yaml").data
     of_rows = config.model_copy(update={"prompts": PromptsSection(heldout="held.txt"), "data": given})
     for setting, each in (("prompts.image", config), ("data.prompt_image", of_rows)):
         with pytest.raises(PromptError, match=rf"^{setting}: .* the film 'film\.mp4', but model\.policy 'wan21_i2v'"):
-            check_reference_images(each, [prompt])
+            check_reference_images(RunPlan(each), [prompt])
 
 
 def in_every_mode(folder: Path) -> list[str]:
@@ -340,4 +341,4 @@ def test_a_model_takes_as_many_images_as_it_says(tmp_path: Path) -> None:
         Image.new("RGB", (2, 2), "red").save(tmp_path / name)
     two = of_images(tmp_path, ["a.png", "b.png"])
     with pytest.raises(PromptError, match=r"'edit' comes with 2 images, but model\.policy 'flux1_kontext' takes 1"):
-        check_reference_images(load_config(kontext), [two])
+        check_reference_images(RunPlan(load_config(kontext)), [two])

@@ -21,6 +21,7 @@ from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.inputs.source_prompts import source_prompts
 from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
 from flowmill.tasks.runs.seeds import mixed_prompts, most_of_each
+from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import FlowmillCommand
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -124,7 +125,7 @@ def test_another_mixture_is_other_rollouts_and_other_files_of_the_same_prompts_a
 
 
 def test_rewards_are_tried_on_a_prompt_of_their_own(mixed: Make) -> None:
-    assert len(try_rewards(mixed())) == 3
+    assert len(try_rewards(RunPlan(mixed()))) == 3
     check_config(mixed())
 
 

@@ -15,7 +15,7 @@ from flowmill.configs.errors import ConfigError, EngineError
 from flowmill.models.engines.chains import DenoisingChain
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.chain_servers import ChainServer, chain_server
@@ -56,9 +56,9 @@ def test_it_draws_with_its_own_noise_and_loads_merged_weights_from_a_folder(
     engine = served_by(server.url, folder=str(tmp_path / "weights"), tolerance=1e-3)
     config = make_config(engine, *LORA)
     check_config(config)
-    context, local = prepare(config), make_config(*LORA)
-    identity = modality_spec(config).rollout_options
-    assert identity(config) == {**identity(local), "engine": {"name": "sglang"}}
+    context, plan, local = prepare(config), RunPlan(config), RunPlan(make_config(*LORA))
+    identity = plan.kind_spec.rollout_options
+    assert identity(plan) == {**identity(local), "engine": {"name": "sglang"}}
     for epoch in (1, 2):
         run_epoch(context, epoch)
         updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
@@ -86,8 +86,8 @@ def test_an_adapter_that_it_did_not_load_is_found(
 
 def test_a_stored_engine_that_drew_as_this_process_is_no_part_of_a_rollout(make_config: ConfigFactory) -> None:
     earlier = make_config("rollout.engine={name: flowmill, options: {servers: ['http://127.0.0.1:1']}}")
-    local = make_config()
-    assert modality_spec(earlier).rollout_options(earlier) == modality_spec(local).rollout_options(local)
+    before, now = RunPlan(earlier), RunPlan(make_config())
+    assert before.kind_spec.rollout_options(before) == now.kind_spec.rollout_options(now)
 
 
 def test_weights_swapped_behind_its_back_are_found(server: ChainServer, make_config: ConfigFactory) -> None:

@@ -16,6 +16,7 @@ from flowmill.configs.schema import RunConfig
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.engines import Engine, engine_of
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -146,12 +147,10 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, server: 
 
 
 def test_the_engine_that_is_there_anyway_changes_no_identity(tmp_path: Path, server: Engine) -> None:
-    from flowmill.tasks.specs.modalities import modality_spec
-
-    other = config_of(tmp_path, server)
-    config = load_config(tmp_path / "texts.yaml", ["rollout.tokens.engine=local"])
-    plain = load_config(tmp_path / "texts.yaml", ["rollout.tokens={max_new: 4}"])
-    identity = modality_spec(plain)
+    other = RunPlan(config_of(tmp_path, server))
+    config = RunPlan(load_config(tmp_path / "texts.yaml", ["rollout.tokens.engine=local"]))
+    plain = RunPlan(load_config(tmp_path / "texts.yaml", ["rollout.tokens={max_new: 4}"]))
+    identity = plain.kind_spec
     assert identity.rollout_options(config) == identity.rollout_options(plain)
     assert "engine" not in str(identity.rollout_options(plain))
     assert "rescore" not in str(identity.rollout_options(plain))

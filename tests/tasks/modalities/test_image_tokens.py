@@ -28,6 +28,7 @@ from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import prompts_in, read_prompts
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import picture, write_jsonl
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
@@ -150,7 +151,7 @@ def test_full_weights_are_trained_and_exported(tmp_path: Path) -> None:
 def test_a_chat_template_gets_its_messages_in_parts(name: str, content: str, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     (tmp_path / "unified" / name).write_text(content)
-    assert prompts_in(tmp_path / "unified", config).ids("42") == [1, 16, 10, 8, 16, 3]
+    assert prompts_in(tmp_path / "unified", RunPlan(config)).ids("42") == [1, 16, 10, 8, 16, 3]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.modalities import modality_spec
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
@@ -461,7 +461,7 @@ def test_a_local_model_has_no_notes_of_prompts_that_encoders_cut_off(tmp_path: P
     write_language_model(tmp_path / "lm")
     config = config_of(tmp_path)
     assert config.model.path is not None
-    assert cut_notes(config) == []
+    assert cut_notes(RunPlan(config)) == []
 
 
 def test_prompts_are_cut_on_the_left_or_refused() -> None:
@@ -511,11 +511,11 @@ def test_a_tokenizer_that_adds_tokens_when_it_is_loaded_is_named_with_a_remedy_t
 
 def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Path) -> None:
     section, config = TokensSection(template_date=date(2024, 7, 26)), config_of(tmp_path)
-    about = modality_spec(config).rollout_options(config)["tokens"]
+    about = RunPlan(config).kind_spec.rollout_options(RunPlan(config))["tokens"]
     assert "template_date" not in about
     dated = config.model_copy(update={"rollout": config.rollout.model_copy(update={"tokens": section})})
-    assert modality_spec(dated).rollout_options(dated)["tokens"]["template_date"] == "2024-07-26"
-    assert modality_spec(dated).evaluation_options(dated)["tokens"]["template_date"] == "2024-07-26"
+    assert RunPlan(dated).kind_spec.rollout_options(RunPlan(dated))["tokens"]["template_date"] == "2024-07-26"
+    assert RunPlan(dated).kind_spec.evaluation_options(RunPlan(dated))["tokens"]["template_date"] == "2024-07-26"
 
 
 def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> None:

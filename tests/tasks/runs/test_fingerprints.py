@@ -34,6 +34,7 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
@@ -368,5 +369,5 @@ def test_training_on_ends_has_another_name_where_chains_end_above_level_0(algori
     """Earlier versions trained on final latents of Stable Diffusion that were shorter than those that were scored."""
     for family in ("sd15", "sdxl", "sd3", "cogvideox"):
         config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"optimize.algorithm={{name: {algorithm}}}"])
-        options = DiffusionSpec().training_options(config)
+        options = DiffusionSpec().training_options(RunPlan(config))
         assert options.get("ends") == ("clean" if ends and spec_of(family).noise_range else None)

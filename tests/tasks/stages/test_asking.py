@@ -25,6 +25,7 @@ from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards, rows_at_once
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 from tests.support.inside import execution_of, make_stage, prepare
@@ -208,7 +209,7 @@ def test_training_goes_on_after_a_kill_and_does_not_depend_on_micro_batches(
 
 def test_a_policy_depends_on_what_was_asked_and_not_on_how(make_config: Make) -> None:
     identity = DiffusionSpec()
-    asked = identity.training_options(make_config(*DIGITS))
+    asked = identity.training_options(RunPlan(make_config(*DIGITS)))
     for same, overrides in (
         (True, ("rewards=[{name: digits_network, batch_size: 3, label: mine, device: cpu}]",)),
         (True, ("execution.decode_batch_size=1", "model.guidance_scale=0.5")),
@@ -216,11 +217,11 @@ def test_a_policy_depends_on_what_was_asked_and_not_on_how(make_config: Make) ->
         (False, (f'rewards=[{{name: "{HERE}:Ink"}}]',)),
         (False, ("model.vae_tiling=true",)),
     ):
-        other = identity.training_options(make_config(*DIGITS, *overrides))
+        other = identity.training_options(RunPlan(make_config(*DIGITS, *overrides)))
         assert (other == asked) is same, overrides
-        assert identity.rollout_options(make_config(*DIGITS)).keys() == {"rollout", "model"}
+        assert identity.rollout_options(RunPlan(make_config(*DIGITS))).keys() == {"rollout", "model"}
     # What asks no rewards while training is what it was.
-    assert identity.training_options(make_config()).keys() == {"sampler"}
+    assert identity.training_options(RunPlan(make_config())).keys() == {"sampler"}
 
 
 def test_a_slope_that_is_no_number_is_told_with_its_sample(make_config: Make) -> None:

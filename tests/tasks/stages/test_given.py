@@ -36,6 +36,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking.descriptions import description
 from flowmill.tasks.training.data import TrainingData
@@ -229,7 +230,7 @@ def test_buckets_that_cannot_work_are_refused(
         check_config(config, rewards=False)
     packed = config.model_copy(update={"model": config.model.model_copy(update={"policy": "flux1"})})
     with pytest.raises(ConfigError, match=r"model\.policy 'flux1' is trained on samples of one"):
-        check_data(packed, make_algorithm(config).requires)
+        check_data(RunPlan(packed), make_algorithm(config).requires)
 
 
 def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Make, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
@@ -295,7 +296,7 @@ def test_what_can_work_is_not_and_a_person_is_told_what_it_does(make_config: Mak
     ):
         config = make_config(*DIGITS, *overrides)
         check_config(config)
-        notes = training_notes(config, updates=2)
+        notes = training_notes(RunPlan(config), updates=2)
         assert any(word in note for note in notes)
         assert any("monitors" in note for note in notes)
 

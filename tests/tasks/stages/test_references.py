@@ -25,6 +25,7 @@ from flowmill.tasks.inputs.prompts import image_keys
 from flowmill.tasks.metrics.samples import media_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -56,7 +57,7 @@ def scored(context: RunContext) -> dict[str, float]:
 def test_a_reward_sees_what_every_sample_was_made_of_without_the_files(tmp_path: Path) -> None:
     config = edits(tmp_path)
     check_config(config)
-    try_rewards(config)
+    try_rewards(RunPlan(config))
     context = prepare(config)
     images = {prompt.id: [read_picture(path) for path in prompt.images] for prompt in context.source_prompts["train"]}
     for path in tmp_path.glob("*.png"):

@@ -30,6 +30,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 from tests.conftest import ROOT
@@ -314,8 +315,8 @@ def test_settings_of_images_are_refused_for_texts_and_for_edits(given: Make, sec
     config = given(singles(), SFT, **section)
     texts = config.model_copy(update={"model": config.model.model_copy(update={"kind": "tokens"})})
     with pytest.raises(ConfigError, match=r"data\.\w+ is for denoisers of images and films, but model.policy '\w+' is"):
-        check_data(texts, Requirements(advantages=False, data="forward"))
+        check_data(RunPlan(texts), Requirements(advantages=False, data="forward"))
     if {*section} & {"flip", "crop"}:
         edits = given(singles(), SFT, **section, prompt_image="source")
         with pytest.raises(ConfigError, match=r"the images of data\.prompt_image would stay"):
-            check_data(edits, Requirements(advantages=False, data="forward"))
+            check_data(RunPlan(edits), Requirements(advantages=False, data="forward"))

@@ -34,6 +34,7 @@ from flowmill.tasks.inputs.weight_sources import policy_folder
 from flowmill.tasks.modalities.rows import single_rows
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.training.learning_rates import learning_rate
 from flowmill.tasks.training.loop import Reading, TrainerState, run_updates
 from flowmill.tasks.training.loss_scaling import LossScale, loss_scale
@@ -306,24 +307,24 @@ def test_the_rate_is_used_and_logged_whatever_interrupts_the_run(make_config: Ma
 
 
 def test_what_a_person_should_know_is_noted(make_config: Make) -> None:
-    assert training_notes(make_config(), updates=4) == []
+    assert training_notes(RunPlan(make_config()), updates=4) == []
     guided = ["model.guidance_scale=4.5", "optimize.guidance_gradient=conditional"]
-    assert training_notes(make_config(guided[0]), updates=4) == []
-    (note,) = training_notes(make_config(*guided), updates=4)
+    assert training_notes(RunPlan(make_config(guided[0])), updates=4) == []
+    (note,) = training_notes(RunPlan(make_config(*guided)), updates=4)
     assert "is not the gradient of the log-prob that is replayed: with model.guidance_scale 4.5 its slope" in note
-    assert training_notes(make_config(guided[0], "optimize.guidance_gradient=both"), updates=4) == []
+    assert training_notes(RunPlan(make_config(guided[0], "optimize.guidance_gradient=both")), updates=4) == []
     # Where guidance is an input of the model there is one half only.
-    assert training_notes(load_config(ROOT / "configs" / "flux1_dev.yaml", [guided[1]]), updates=4) == []
+    assert training_notes(RunPlan(load_config(ROOT / "configs" / "flux1_dev.yaml", [guided[1]])), updates=4) == []
     linear = "optimize.schedule={name: linear, total_updates: 3}"
-    (note,) = training_notes(make_config("rewards=[{name: video_align, frames: clip}]"), updates=4)
+    (note,) = training_notes(RunPlan(make_config("rewards=[{name: video_align, frames: clip}]")), updates=4)
     assert "monitors=[{name: exposure}]" in note
     watched = ("rewards=[{name: video_align, frames: clip}]", "monitors=[{name: exposure}]")
-    assert training_notes(make_config(*watched), updates=4) == []
-    (note,) = training_notes(make_config(linear), updates=4)
+    assert training_notes(RunPlan(make_config(*watched)), updates=4) == []
+    (note,) = training_notes(RunPlan(make_config(linear)), updates=4)
     assert "from there on the learning rate is 0" in note
-    assert training_notes(make_config(linear), updates=3) == []
-    assert training_notes(make_config(linear, "optimize.schedule.final=0.1"), updates=4) == []
-    (note,) = training_notes(make_config("optimize.schedule={warmup_updates: 4}"), updates=4)
+    assert training_notes(RunPlan(make_config(linear)), updates=3) == []
+    assert training_notes(RunPlan(make_config(linear, "optimize.schedule.final=0.1")), updates=4) == []
+    (note,) = training_notes(RunPlan(make_config("optimize.schedule={warmup_updates: 4}")), updates=4)
     assert "the full learning rate is never reached" in note
 
 

@@ -1,4 +1,4 @@
-"""The execution of a run in one process: its context, the models, and the executors of its shards."""
+"""The work on a run in one process: its context, the models, and the executors of its shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowmill.tasks.stages.stage import Stage, make_stage
 E = TypeVar("E", bound=Executor)
 
 
-class Execution:
+class Session:
     """Context, models and executors for the stages of one run in one process."""
 
     def __init__(self, context: RunContext) -> None:
@@ -23,15 +23,15 @@ class Execution:
         self.context = context
         self.host = ModelHost(context)
         """Holds the run's models in this process."""
-        self._executors: dict[Callable[[Execution], Executor], Executor] = {}
+        self._executors: dict[Callable[[Session], Executor], Executor] = {}
         self._lock = threading.Lock()
 
-    def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
+    def stage(self, node: Node) -> Stage:
         """Return a stage bound to context and models."""
-        return make_stage(self.context, self.host, Node(epoch, name, slot))
+        return make_stage(self.context, self.host, node)
 
-    def executor(self, kind: Callable[[Execution], E]) -> E:
-        """Return the executor of a kind, created on first use and closed with the execution."""
+    def executor(self, kind: Callable[[Session], E]) -> E:
+        """Return the executor of a kind, created on first use and closed with the session."""
         with self._lock:
             if kind not in self._executors:
                 self._executors[kind] = kind(self)
