@@ -38,9 +38,9 @@ def _normalize(value: Json) -> Json:
     if kind is str or kind is int or kind is bool or value is None:
         return value
     # Types before abstract ones: a list of rows has millions of small values.
-    if kind is list:
+    if isinstance(value, list):
         return [_normalize(item) for item in value]
-    if kind is dict:
+    if isinstance(value, dict):
         return {str(key): _normalize(item) for key, item in value.items()}
     if isinstance(value, float):
         if not math.isfinite(value):
