@@ -20,6 +20,7 @@ from flowmill.configs.data import DataSection
 from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.model import ModelSection
 from flowmill.configs.optimizer import EmaSection, ScheduleSection
+from flowmill.configs.rate import RateSection
 from flowmill.configs.render import RenderSection
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.tokens import TokensSection
@@ -226,15 +227,6 @@ class ExportSection(Section):
 
     format: Literal["auto", "lora", "full"] = "auto"
     """A LoRA file, or a full pipeline folder; auto: lora if adapters were trained, else full."""
-
-
-class RateSection(Section):
-    """The page on which people compare samples, see ``flowmill rate``, whose options come first."""
-
-    question: str = Field("", max_length=300)
-    """Question to raters; empty: the usual one of their task."""
-    guidelines: str = Field("", max_length=20_000)
-    """Text that raters read first, and can read again."""
 
 
 class TrackingSection(Section):

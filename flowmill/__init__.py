@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from flowmill.configs.execution import ExecutionSection as Execution
     from flowmill.configs.model import LoraSection as Lora
     from flowmill.configs.model import ModelSection as Model
+    from flowmill.configs.rate import RateSection as Rate
     from flowmill.configs.render import RenderSection as Render
     from flowmill.configs.rewards import RewardSection as Reward
     from flowmill.configs.schema import EvaluateSection as Evaluate
     from flowmill.configs.schema import ExportSection as Export
     from flowmill.configs.schema import OptimizeSection as Optimize
     from flowmill.configs.schema import PromptsSection as Prompts
-    from flowmill.configs.schema import RateSection as Rate
     from flowmill.configs.schema import RolloutSection as Rollout
     from flowmill.configs.schema import TrackingSection as Tracking
     from flowmill.configs.tokens import TokensSection as Tokens
@@ -77,7 +77,7 @@ _PLACES = {
     "Model": "configs.model:ModelSection",
     "Optimize": "configs.schema:OptimizeSection",
     "Prompts": "configs.schema:PromptsSection",
-    "Rate": "configs.schema:RateSection",
+    "Rate": "configs.rate:RateSection",
     "Render": "configs.render:RenderSection",
     "Reward": "configs.rewards:RewardSection",
     "Rollout": "configs.schema:RolloutSection",

@@ -36,7 +36,7 @@ NO_FILES = {
     *("tracking.uri", "tracking.registered_model", "execution.modules", "execution.sources"),
     # Texts of prompts, and names of what there is.
     *("rollout.tokens.stop", "rollout.tokens.system", "rollout.tokens.instruction", "render.answer"),
-    *("render.turns.comment", "render.turns.by", "render.turns.done"),
+    *("rate.question", "rate.guidelines", "render.turns.comment", "render.turns.by", "render.turns.done"),
     *("data.prompt", "data.sample", "data.chosen", "data.rejected", "data.rating", "data.keep", "data.split"),
     *("data.messages", "data.prompt_image", "data.columns"),
     *("advantage.diversity", "model.attention", "render.model.attention"),
