@@ -129,6 +129,19 @@ def test_tokens_of_rewarded_texts_become_likelier_and_those_of_others_not(name: 
     assert torch.equal(torch.sign(slope), expected.clamp(max=0) if name == "sft" else expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [case for case in TOKEN_CASES if make_token(*case).requires.approx_kl], ids=str
+)
+def test_rounding_makes_no_ratio_of_texts_of_the_policy_itself(name: str, options: Options) -> None:
+    algorithm, rows, log_probs, reference = drawn_texts(name, options, 0.01)
+    exact = dataclasses.replace(rows, old_log_probs=log_probs * MASK)
+    own = dataclasses.replace(rows, own=torch.ones(5, dtype=torch.bool))
+    found = [algorithm.loss(each, Fixed(log_probs, reference)) for each in (exact, own, rows)]
+    assert torch.equal(found[0].loss, found[1].loss)
+    assert torch.equal(found[0].metrics["approx_kl"], found[1].metrics["approx_kl"])
+    assert not torch.equal(found[0].metrics["approx_kl"], found[2].metrics["approx_kl"])
+
+
 @pytest.mark.parametrize(("name", "options"), REWARDED, ids=str)
 def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: str, options: Options) -> None:
     algorithm, theta = make(name, options), vector(START)
