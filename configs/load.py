@@ -36,7 +36,6 @@ FREE_TO_CHANGE = (
     "rewards.*.device",
     "rewards.*.batch_size",
     "rewards.*.server",
-    "export",
     "data.train",
     "data.heldout",
     "data.prior.train",

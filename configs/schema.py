@@ -222,13 +222,6 @@ class EvaluateSection(Section):
     """Images per split in the logged grid."""
 
 
-class ExportSection(Section):
-    """Output of the last stage."""
-
-    format: Literal["auto", "lora", "full"] = "auto"
-    """A LoRA file, or a full pipeline folder; auto: lora if adapters were trained, else full."""
-
-
 class TrackingSection(Section):
     """MLflow."""
 
@@ -264,6 +257,10 @@ class StoreSection(Section):
 class RunConfig(Section):
     """One training run."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "export": "A run exports what it trained, adapters or the whole model. Remove it."
+    }
+    former: ClassVar[Mapping[str, Any]] = {"export": {"format": "auto"}}
     run: RunSection = RunSection()
     """Name, seed and length of the run."""
     store: StoreSection = StoreSection()
@@ -290,8 +287,6 @@ class RunConfig(Section):
     """A frozen image model that renders the texts of a language model for the rewards."""
     evaluate: EvaluateSection = EvaluateSection()
     """Evaluation."""
-    export: ExportSection = ExportSection()
-    """Export."""
     rate: RateSection = RateSection()
     """Question and guidelines of the page on which people compare samples."""
     watch: WatchSection = WatchSection()

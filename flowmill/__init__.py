@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from flowmill.configs.render import RenderSection as Render
     from flowmill.configs.rewards import RewardSection as Reward
     from flowmill.configs.schema import EvaluateSection as Evaluate
-    from flowmill.configs.schema import ExportSection as Export
     from flowmill.configs.schema import OptimizeSection as Optimize
     from flowmill.configs.schema import PromptsSection as Prompts
     from flowmill.configs.schema import RolloutSection as Rollout
@@ -44,7 +43,6 @@ __all__ = [
     "Data",
     "Evaluate",
     "Execution",
-    "Export",
     "FlowmillError",
     "Lora",
     "Model",
@@ -71,7 +69,6 @@ _PLACES = {
     "Data": "configs.data:DataSection",
     "Evaluate": "configs.schema:EvaluateSection",
     "Execution": "configs.execution:ExecutionSection",
-    "Export": "configs.schema:ExportSection",
     "FlowmillError": "configs.errors:FlowmillError",
     "Lora": "configs.model:LoraSection",
     "Model": "configs.model:ModelSection",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowmill.configs.errors import ConfigError
 from flowmill.tasks.inputs.base_model import describe_base, license_identity
 from flowmill.tasks.inputs.prompts import prompt_set
 from flowmill.tasks.modalities.modality import ExportRequest
@@ -48,12 +47,7 @@ class ExportStage(Stage):
     @property
     def format(self) -> str:
         """The written weights: adapters or the whole model."""
-        chosen, trained = self.config.export.format, "lora" if self.config.model.lora else "full"
-        if chosen != "auto" and chosen != trained:
-            raise ConfigError(
-                f"export.format is '{chosen}', but this run trains {trained} weights. Set it to 'auto' or '{trained}'."
-            )
-        return trained
+        return "lora" if self.config.model.lora else "full"
 
     def _evaluation(self, epoch: int) -> tuple[Node, ...]:
         """Return the stages of an epoch's evaluation that have run, whatever the settings; none if it has none.

@@ -33,9 +33,10 @@ WRITTEN_BY_PROGRAMS = {
     "execution.sources": "flowmill.train carries the source of functions in it",
 }
 #: Presets that fragments are merged into, the first that takes one: images, clips, texts, given data, several ranks.
-PLAIN = "tiny_sd3 tiny_wan21 addition_grpo addition_ppo digits_sft digits_reward_gradient tiny_enhancer"
+PLAIN = "tiny_sd3 tiny_wan21 addition_grpo addition_ppo digits_sft digits_reward_gradient tiny_enhancer".split()
 RANKS = {"execution": {"processes": 8, "strategy": "fsdp"}, "advantage": {"kl_coef": 0.1}, "monitors": ["diversity"]}
-TRIED: dict[str, dict[str, Any]] = {**{name: {} for name in PLAIN.split()}, "tiny_qwen_image_edit": {}, "tiny_flux1": RANKS}
+TRIED: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in (*PLAIN, "tiny_qwen_image_edit")]
+TRIED += [("tiny_flux1", RANKS)]
 #: What a fragment may lack here: files, modules and packages of its reader.
 LACKING = re.compile(
     r"is no safetensors file|is no folder|\w+\.(jsonl?|csv|txt)' does not exist|'my_\w+' cannot be imported|pip install"
@@ -120,7 +121,7 @@ def test_a_fragment_of_the_docs_works_with_a_preset(place: str, tmp_path: Path) 
     instead = {"model": {"build": None}} if "path" in data.get("model", {}) else {}
     instead |= {"prompts": {"train": None, "heldout": None}} if "sources" in data.get("prompts", {}) else {}
     instead |= {"data": None} if "train" in data.get("data", {}) else {}
-    for preset, settings in TRIED.items():
+    for preset, settings in TRIED:
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"extends": f"{preset}.yaml", **settings, **instead}))
         (tmp_path / "part.yaml").write_text(yaml.safe_dump({"extends": "mine.yaml", **data}))
         try:

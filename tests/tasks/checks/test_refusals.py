@@ -52,7 +52,6 @@ UNREACHED = {
     "models/policies/diffusion.py:sound_form": "a family of one's own, whose autoencoder of sound has no encoder",
     "tasks/modalities/modality.py:read_given": "a kind of one's own, whose samples cannot be given",
     "models/policies/ltx2.py:__init__": "tasks/inputs/model_settings.py refuses it",
-    "models/policies/modular.py:assembled": "tasks/inputs/model_settings.py refuses it",
     "models/policies/wan_v2v.py:_whole": "no strength from 0 to 1 leaves out a number of steps",
     "models/policies/qwen_image.py:masked_text": _TOKENS,
     "models/policies/qwen_image21.py:encode_one": _TOKENS,
