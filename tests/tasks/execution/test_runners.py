@@ -230,7 +230,7 @@ def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_
     assert (
         f"execution.runner 'dask' cannot be started. OSError: Timed out trying to connect to {address}" in said.stderr
     )
-    assert f"Start one: 'dask scheduler --port {address.rpartition(':')[2]}' there" in said.stderr
+    assert "'dask scheduler --port 8786' starts one" in said.stderr
     assert "Traceback" not in said.stderr
 
 
