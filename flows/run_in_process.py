@@ -68,7 +68,7 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     settings: dict[Any, Any] = {}
     if api is not None:
-        # Nobody reads the heartbeats of a temporary server, and they cost every flow up to a second at its end.
+        # No automation reads the heartbeats of a temporary server, which cost every flow up to a second at its end.
         settings = {PREFECT_API_URL: api.wait(), PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     try:
         with temporary_settings(settings), contextlib.nullcontext() if api else lasting():

@@ -103,7 +103,7 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
 
 
 def compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
-    """Yield what is lost or damaged of a record and its copy."""
+    """Yield the losses and damages of a record and its copy."""
     place = layout.copy_of(path)
     restorable = copy is not None and _is_whole(copy, path)
     if record is None:

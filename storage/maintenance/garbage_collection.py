@@ -74,7 +74,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
 
 def _unfinished(store: ArtifactStore, older_than_s: float) -> Iterator[Removal]:
     """Yield the files that killed processes did not finish, with their age."""
-    # A process of another machine changes what it writes within an hour.
+    # A process of another machine changes its files within an hour.
     for entry, age in sorted(leftovers(Path(store.root.disk) / layout.STAGING, max(older_than_s, 3600.0)).items()):
         sizes = [each.stat().st_size for each in (entry, *entry.rglob("*")) if each.is_file()]
         maker = process_label(entry.name.removesuffix(".tmp"))
