@@ -28,7 +28,7 @@ def require_extra(extra: str, *modules: str, label: str) -> None:
         with suppress(PackageNotFoundError):
             if is_older(installed := version(package), oldest):
                 raise ConfigError(
-                    f"{label} needs {package} {oldest} or later, and {installed} is installed: pip install -U "
+                    f"{label} needs {package} {oldest} or later, and {installed} is installed: pip install --upgrade "
                     f"'flowmill[{extra}]'."
                 )
 

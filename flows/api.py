@@ -57,12 +57,13 @@ def _unusable(client: SyncPrefectClient, reason: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def lasting(url: str | None) -> Iterator[None]:
-    """Convert the end of the server, None if it is temporary, during a flow into a FlowmillError."""
+def lasting() -> Iterator[None]:
+    """Convert the end of the named server during a flow into a FlowmillError."""
+    url = get_current_settings().api.url or ""
     try:
         yield
     except (httpx.TransportError, httpx.HTTPStatusError) as error:
-        if url is None or not str(error.request.url).startswith(url):
+        if not str(error.request.url).startswith(url):
             raise
         raise FlowmillError(
             f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({error or type(error).__name__}). "

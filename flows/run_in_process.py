@@ -59,12 +59,7 @@ def _server() -> LocalApi | None:
 @contextlib.contextmanager
 def on_server(api: LocalApi | None) -> Iterator[None]:
     """Run flows inside the block on a server, with Prefect's log silenced: the caller gets the errors."""
-    from prefect.settings import (
-        PREFECT_API_URL,
-        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-        get_current_settings,
-        temporary_settings,
-    )
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flowmill.flows.api import lasting
 
@@ -73,10 +68,10 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     settings: dict[Any, Any] = {}
     if api is not None:
-        # Nobody reads the heartbeats of a temporary server, and they cost every flow up to a second at its end.
+        # No automation reads the heartbeats of a temporary server, which cost every flow up to a second at its end.
         settings = {PREFECT_API_URL: api.wait(), PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     try:
-        with temporary_settings(settings), lasting(None if api else get_current_settings().api.url):
+        with temporary_settings(settings), contextlib.nullcontext() if api else lasting():
             yield
     finally:
         for name, level in before.items():

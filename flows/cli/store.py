@@ -151,14 +151,14 @@ def gc(
         list[str] | None, typer.Option("--run", help="Run for --keep-epochs; all when absent.", metavar="RUN")
     ] = None,
     older_than: Annotated[
-        float, typer.Option("--older-than", help="Minimum age, in hours, of what no run names.")
+        float, typer.Option("--older-than", help="Minimum age, in hours, of data that no run names.")
     ] = 24.0,
     delete: Annotated[bool, typer.Option("--delete", help="Remove; without it only list the removals.")] = False,
 ) -> None:
     """Remove artifacts that no run names, forgotten runs, and files of past epochs, unless another run needs them.
 
-    Records and manifests of past epochs stay, so digests and lineage remain complete. What killed processes did not
-    finish goes too, on other machines if it is unchanged for --older-than.
+    Records and manifests of past epochs stay, so digests and lineage remain complete. Unfinished files of killed
+    processes go too, on other machines if they are unchanged for --older-than.
     """
     from flowmill.configs.human_units import size
     from flowmill.flows.console import console

@@ -257,17 +257,6 @@ def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
     return entries
 
 
-def judged_artifacts(store: ArtifactStore, name: str) -> dict[str, str]:
-    """Return the artifacts that preferences and answers of a run name, each with the path of a record that does.
-
-    Empty where a record cannot be read; ``damaged_records`` returns it.
-    """
-    run = RunFolder(store, name)
-    with suppress(CorruptError):
-        return {**run.recorded(PREFERENCES), **run.recorded(RATINGS)}
-    return {}
-
-
 def damaged_records(store: ArtifactStore) -> list[Loss]:
     """Return all lost, damaged or misplaced records of runs."""
     damaged = []

@@ -52,13 +52,7 @@ def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
 def read_with_copies(
     root: Root, copies: list[str], records: Callable[[], list[str]]
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the content of records and of their copies, both by the path of the record.
-
-    Args:
-        root: their root.
-        copies: paths of the copies.
-        records: returns the paths of the records; called after the copies were read.
-    """
+    """Return the content of records, whose paths are listed after the copies were read, and of copies, by record."""
     copied = {layout.record_of(path): data for path, data in _read(root, copies).items()}
     read = _read(root, records())
     missing = [path for path in copied if path not in read]
@@ -109,7 +103,7 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
 
 
 def compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
-    """Yield what is lost or damaged of a record and its copy."""
+    """Yield the losses and damages of a record and its copy."""
     place = layout.copy_of(path)
     restorable = copy is not None and _is_whole(copy, path)
     if record is None:

@@ -173,12 +173,9 @@ class Staging:
 
 
 def leftovers(folder: Path, stale_s: float) -> dict[Path, float]:
-    """Return the seconds since the last change of the entries of a staging folder that no process uses.
+    """Return the seconds since the last change of each entry of a staging folder that no process uses.
 
-    Args:
-        folder: the staging folder, which need not exist.
-        stale_s: seconds without a change after which entries of other machines count; those of this one do once their
-            process is gone.
+    Those are entries of processes of this machine that are gone, and all that are unchanged for ``stale_s`` seconds.
     """
     ages = {entry: _unchanged_s(entry) for entry in folder.iterdir()} if folder.is_dir() else {}
     return {entry: age for entry, age in ages.items() if age > stale_s or is_gone(entry.name.removesuffix(".tmp"))}

@@ -17,9 +17,6 @@ from flowmill.storage.backends.process_tags import process_label
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.verify import list_artifacts
 
-#: Seconds within which a process of another machine changes what it writes.
-_WRITTEN_S = 3600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
@@ -77,8 +74,8 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
 
 def _unfinished(store: ArtifactStore, older_than_s: float) -> Iterator[Removal]:
     """Yield the files that killed processes did not finish, with their age."""
-    stale_s = max(older_than_s, _WRITTEN_S)
-    for entry, age in sorted(leftovers(Path(store.root.disk) / layout.STAGING, stale_s).items()):
+    # A process of another machine changes its files within an hour.
+    for entry, age in sorted(leftovers(Path(store.root.disk) / layout.STAGING, max(older_than_s, 3600.0)).items()):
         sizes = [each.stat().st_size for each in (entry, *entry.rglob("*")) if each.is_file()]
         maker = process_label(entry.name.removesuffix(".tmp"))
         reason = f"unfinished, by a process that is gone ({maker}), unchanged for {duration(age)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ from flowmill.storage.artifacts.checkpoints import damaged_checkpoints
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import damaged_fits
 from flowmill.storage.artifacts.lineage import (
+    PREFERENCES,
+    RATINGS,
     LineageEntry,
+    RunFolder,
     damaged_records,
-    judged_artifacts,
     list_runs,
     readable_entries,
 )
@@ -106,9 +109,11 @@ def _of_runs(store: ArtifactStore) -> list[Problem]:
 def _unmade(store: ArtifactStore) -> Iterator[Problem]:
     """Yield incomplete artifacts that a run's lineage, preferences or answers name."""
     named = {name: f"the lineage of run '{min(runs)}' names it." for name, runs in users_of(store).items()}
-    for run in list_runs(store):
-        for name, path in judged_artifacts(store, run).items():
-            named.setdefault(name, f"{path} names it. {remedy(ArtifactRef.parse(name))}")
+    for run in (RunFolder(store, name) for name in list_runs(store)):
+        # ``damaged_records`` returns those that cannot be read.
+        with suppress(CorruptError):
+            for name, path in {**run.recorded(PREFERENCES), **run.recorded(RATINGS)}.items():
+                named.setdefault(name, f"{path} names it. {remedy(ArtifactRef.parse(name))}")
     for name, why in sorted(named.items()):
         ref = ArtifactRef.parse(name)
         if ref.kind == "embeddings":

@@ -62,7 +62,7 @@ class Runner(Protocol):
 
     @property
     def remedy(self) -> str:
-        """How to start what a task runner connects to, for messages; '' if it starts that itself."""
+        """How a cluster is started that the task runner connects to, for messages."""
         ...
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
@@ -104,6 +104,7 @@ class Dask:
 
     elsewhere = True
     task_runner = "prefect_dask:DaskTaskRunner"
+    remedy = "'dask scheduler --port 8786' starts one, and 'dask worker tcp://HOST:8786' its workers."
 
     workers: PositiveInt = 2
     """Processes to start on this machine, one shard each at a time."""
@@ -122,14 +123,6 @@ class Dask:
         """
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
-
-    @property
-    def remedy(self) -> str:
-        """The commands that start the cluster at the address."""
-        if self.address is None:
-            return ""
-        port = self.address.rpartition(":")[2]
-        return f"Start one: 'dask scheduler --port {port}' there, and workers: 'dask worker {self.address}'."
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
@@ -151,11 +144,9 @@ class Dask:
     def fault(self, task_runner: Any) -> str:
         """Return the state of the connection to the scheduler, or that a running cluster has no worker."""
         client = task_runner.client
-        if client.status != "running":
-            return f"the connection to the scheduler is {client.status}"
         # Workers of a cluster that was started for the run may wait in a queue of its machines.
-        if self.address is None:
-            return ""
+        if client.status != "running" or self.address is None:
+            return "" if client.status == "running" else f"the connection to the scheduler is {client.status}"
         try:
             known = client.sync(client.scheduler.identity, n_workers=1, callback_timeout=_CONNECT_S)
         except OSError as error:
@@ -169,6 +160,7 @@ class Ray:
 
     elsewhere = True
     task_runner = "prefect_ray:RayTaskRunner"
+    remedy = "'ray start --head --port=6379' starts one, of the version that is installed here."
 
     address: str
     """``host:6379`` of a cluster that includes this machine, or ``ray://host:10001``."""
@@ -183,11 +175,6 @@ class Ray:
         """
         if not self._head[1].isdigit():
             raise ValueError(f"address is '{self.address}', which has no port. Give host:6379 or ray://host:10001.")
-
-    @property
-    def remedy(self) -> str:
-        """The command that starts the cluster at the address."""
-        return f"Start one: 'ray start --head --port={self._head[1]}' there, of the version that is installed here."
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""

@@ -25,10 +25,12 @@ ROOT = Path(__file__).parents[2]
 #: Who lists folders otherwise: what is a store's, or made by flowmill itself, where no link of a person's lies.
 OWN = {
     "configs/folders.py",
+    "storage/backends/base.py",
     "storage/backends/cache.py",
     "storage/backends/local.py",
     "storage/backends/s3.py",
     "storage/artifacts/collective_publish.py",
+    "storage/maintenance/garbage_collection.py",
     "tasks/execution/launch.py",
     "tasks/execution/jobs.py",
     "tasks/export/usage.py",
