@@ -118,9 +118,6 @@ class MediaSection(Section):
 class RolloutSection(Section):
     """Generation of trajectories."""
 
-    removed: ClassVar[Mapping[str, str]] = {
-        "unconditional": "Predictions for the negative prompt are computed in every update. Remove it."
-    }
     prompts_per_epoch: int = Field(8, ge=1, le=10_000_000)
     """Groups per epoch, of different prompts, which `prompts.sampler` chooses."""
     group_size: int = Field(8, ge=1, le=100_000)
@@ -144,6 +141,9 @@ class RolloutSection(Section):
     not change results."""
     latents_dtype: Literal["float32", "float16"] = "float32"
     """Storage precision; latents are rounded to it before their log-prob is computed."""
+    unconditional: bool = False
+    """Store the predictions for the negative prompt at trained steps, 4 bytes per number, so that the first update of
+    an epoch need not compute them again. Only with ``optimize.guidance_gradient`` conditional."""
     store: str = "webdataset"
     """Trajectory store format: webdataset or parquet."""
     media: MediaSection = MediaSection()

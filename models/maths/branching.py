@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,6 +44,8 @@ class Branches:
     """(M, ...) float32 mean it was drawn around."""
     final: Tensor
     """(M, ...) float32 latents at sigma 0."""
+    unconditional: Tensor | None = None
+    """(M, ...) float32 predictions for the negative prompt before the draw, where they are stored."""
 
 
 def branch(
@@ -63,8 +65,8 @@ def branch(
         conditioning: B rows.
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32.
-        sampler: the stochastic step, the dtype stored states are rounded to before the log-prob is computed; all
-            other steps are Euler's.
+        sampler: the stochastic step, the dtype stored states are rounded to before the log-prob is computed, and
+            whether predictions for the negative prompt are stored; all other steps are Euler's.
         plan: trained steps at which every trunk branches, and K branches.
         noise: (step, branch number) -> (B, ...) float32 standard normal noise.
         max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run for any
@@ -74,14 +76,16 @@ def branch(
         trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
         owners, live = trunk_ids[:0], latents[:0]
         kernel, storage_dtype = sampler.kernel, sampler.storage_dtype
-        born: dict[str, list[Tensor]] = {name: [] for name in _BORN}
+        names = [*_BORN, *["unconditional"] * sampler.unconditional]
+        born: dict[str, list[Tensor]] = {name: [] for name in names}
         for step in range(len(sigmas) - 1):
             if step in plan.trained:
                 # Equal to the stored state, so that a replay gets the same input.
                 trunks = trunks.to(storage_dtype).float()
             rows, index = torch.cat([trunks, live]), torch.cat([trunk_ids, owners])
             grid = grid_at(sigmas, torch.full((len(rows),), step, device=latents.device))
-            velocity = _forwards(policy.velocity, conditioning, rows, (grid.sigma, index), max_rows)
+            forward = policy.guided_velocity if sampler.unconditional else policy.velocity
+            velocity, *negative = _forwards(forward, conditioning, rows, (grid.sigma, index), max_rows)
             following = ODE().step(rows, velocity, grid).mean
             size = len(trunks)
             live = following[size:]
@@ -92,8 +96,9 @@ def branch(
                     values = (
                         *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
                         *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
+                        *(each[:size] for each in negative),
                     )
-                    for name, value in zip(_BORN, values, strict=True):
+                    for name, value in zip(names, values, strict=True):
                         born[name].append(value)
                     live, owners = torch.cat([live, drawn.float()]), torch.cat([owners, trunk_ids])
             trunks = following[:size]
@@ -104,15 +109,16 @@ _BORN = ("trunk", "step", "number", "before", "after", "log_probs", "means")
 
 
 def _forwards(
-    forward: Callable[[Tensor, Tensor, Conditioning], Tensor],
+    forward: Callable[[Tensor, Tensor, Conditioning], Any],
     conditioning: Conditioning,
     latents: Tensor,
     at: tuple[Tensor, Tensor],
     max_rows: int,
-) -> Tensor:
-    """Return the velocities of rows at (sigma, trunk index), by forwards of exactly ``max_rows`` rows."""
+) -> list[Tensor]:
+    """Return the results of forwards of rows at (sigma, trunk index), each of exactly ``max_rows`` rows."""
     sigma, index = at
     missing = -len(latents) % max_rows
     pad = torch.arange(len(latents) + missing, device=latents.device).clamp(max=len(latents) - 1)
     parts = [forward(latents[rows], sigma[rows], conditioning.rows(index[rows])) for rows in pad.split(max_rows)]
-    return torch.cat(parts)[: len(latents)]
+    columns = zip(*parts, strict=True) if isinstance(parts[0], tuple) else [parts]
+    return [torch.cat(tuple(column))[: len(latents)] for column in columns]

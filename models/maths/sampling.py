@@ -34,6 +34,8 @@ class Rollout:
     """(B, S, ...) float32 means of the trained steps."""
     reference_kl: Tensor
     """(B, S) float32 KL of the trained steps to the reference's, or (B, 0) without a reference."""
+    unconditional: Tensor
+    """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Sampler:
     """Dtype the stored latents are rounded to."""
     reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
     """Returns the base model's velocities, for a KL to it; None: no KL."""
+    unconditional: bool = False
+    """Keep the predictions for the negative prompt."""
 
 
 def sample(
@@ -82,7 +86,7 @@ def sample(
                 break
             grid = _grid_of(sigmas, step, latents)
             moving = any(step in plan.stochastic for plan in plans)
-            velocity = policy.velocity(latents, grid.sigma, conditioning)
+            velocity = noted.velocity(policy, step, latents, grid, conditioning, keep=sampler.unconditional and moving)
             following = sampler.solver.advance(latents, velocity, grid)
             if moving:
                 distribution = sampler.kernel.step(latents, velocity, grid)
@@ -127,7 +131,7 @@ def rescore(
         for step in sorted({step for plan in plans for step in plan.trained}):
             latents, following = at(step), at(step + 1)
             grid = _grid_of(sigmas, step, latents)
-            velocity = policy.velocity(latents, grid.sigma, conditioning)
+            velocity = noted.velocity(policy, step, latents, grid, conditioning, keep=sampler.unconditional)
             distribution = sampler.kernel.step(latents, velocity, grid)
             noted.transition(sampler, step, distribution, latents, following, grid, conditioning)
         noted.states.update({step: at(step) for step in sorted({step for plan in plans for step in plan.states})})
@@ -146,6 +150,18 @@ class _Noted:
     log_probs: dict[int, Tensor] = field(default_factory=dict)
     means: dict[int, Tensor] = field(default_factory=dict)
     reference_kl: dict[int, Tensor] = field(default_factory=dict)
+    unconditional: dict[int, Tensor] = field(default_factory=dict)
+
+    def velocity(
+        self, policy: GivesVelocity, step: int, latents: Tensor, grid: Grid, conditioning: Conditioning, *, keep: bool
+    ) -> Tensor:
+        """Return the velocities of a step; ``keep``: note the predictions for the negative prompt."""
+        if not keep:
+            return policy.velocity(latents, grid.sigma, conditioning)
+        velocity, negative = policy.guided_velocity(latents, grid.sigma, conditioning)
+        assert negative is not None, "the model is called without guidance"
+        self.unconditional[step] = negative
+        return velocity
 
     def transition(
         self,
@@ -172,6 +188,7 @@ class _Noted:
             log_probs=_gather(trained, self.log_probs),
             means=_gather(trained, self.means),
             reference_kl=_gather(trained if self.reference_kl else none, self.reference_kl),
+            unconditional=_gather(trained if self.unconditional else none, self.unconditional),
         )
 
 

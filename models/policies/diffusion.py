@@ -15,7 +15,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
-from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.conditioning import Conditioning, Guided
 from flowmill.models.policies.base import Policy, PolicySettings
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.trainable import Trainable
@@ -199,6 +199,10 @@ class DiffusionPolicy(Policy):
         """
 
     @abstractmethod
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return (B, ...) velocities, and the predictions for the negative prompt they are guided away from."""
+
+    @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
 
@@ -292,6 +296,10 @@ class TrainableDenoiser(Trainable):
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the policy's (B, ...) velocity, see ``DiffusionPolicy.velocity``."""
         return self.policy.velocity(latents, sigma, conditioning)
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the policy's velocities and predictions for the negative prompt, see the policy's method."""
+        return self.policy.guided_velocity(latents, sigma, conditioning)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flowmill.configs.model_families import spec_of
 from flowmill.configs.registry import option_names
-from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.conditioning import Conditioning, Guided
 from flowmill.models.maths.guidance import guided
 from flowmill.models.policies.attention import set_attention
 from flowmill.models.policies.compilation import compile_blocks
@@ -195,24 +195,33 @@ class PipelinePolicy(FolderPolicy):
         conditioning: Conditioning,
         denoisers: Mapping[str, nn.Module] | None = None,
     ) -> Tensor:
-        """Return velocities, with guidance as the pipeline applies it.
+        """Return velocities, with guidance as the pipeline applies it; see ``guided_velocity``."""
+        return self._guided(denoisers or self.denoisers, latents, sigma, conditioning).velocity
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return velocities and the predictions for the negative prompt.
 
         If only the conditional half needs gradients, the negative half is a separate forward without gradient:
-        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at a higher cost.
+        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at a higher cost. A negative
+        prediction that is already available is not computed again.
         """
-        modules, negative = denoisers or self.denoisers, conditioning.negative
+        return self._guided(self.denoisers, latents, sigma, conditioning)
+
+    def _guided(self, modules: Modules, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        negative, without = conditioning.negative, conditioning.unconditional
         if negative is None:
-            return self._predict(modules, latents, sigma, conditioning.positive).float()
+            return Guided(self._predict(modules, latents, sigma, conditioning.positive).float(), None)
         apart = torch.is_grad_enabled() and not self.settings.train_negative
-        if self.joint_guidance and not apart:
+        if without is None and not apart and self.joint_guidance:
             both = {name: torch.cat([negative[name], rows]) for name, rows in conditioning.positive.items()}
             doubled = self._predict(modules, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
             without, positive = doubled.chunk(2)
         else:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self.settings.train_negative):
-                without = self._predict(modules, latents, sigma, negative)
+            if without is None:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and self.settings.train_negative):
+                    without = self._predict(modules, latents, sigma, negative)
             positive = self._predict(modules, latents, sigma, conditioning.positive)
-        return self.guide(without.to(positive.dtype), positive, sigma, latents).float()
+        return Guided(self.guide(without.to(positive.dtype), positive, sigma, latents).float(), without.float())
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
         """Return the guided prediction of (B, ...) predictions for (B, ...) latents."""

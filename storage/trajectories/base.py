@@ -81,7 +81,7 @@ class Sample:
     means: np.ndarray | None = None
     """(S, ...) float32 means of the behavior policy's trained steps, for algorithms that compare means."""
     unconditional: np.ndarray | None = None
-    """(S, ...) float32 or float16 predictions without the prompt, in stores of earlier versions."""
+    """(S, ...) float32 or float16 predictions without the prompt, which the first update can reuse."""
     tokens: np.ndarray | None = None
     """(L,) int32 token ids, prompt and completion, of a causal LM."""
     token_mask: np.ndarray | None = None

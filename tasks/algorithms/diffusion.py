@@ -92,6 +92,8 @@ class TransitionBatch(DiffusionBatch):
     """(B,) mean of ``transitions.rectifiers`` over the same rows."""
     old_means: Tensor | None = None
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
+    unconditional: Tensor | None = None
+    """(B, ...) float32 predictions of the current policy for the negative prompt; None if not stored."""
     finals: Tensor | None = None
     """(B, ...) float32 clean latents from which the rows' samples were decoded, if the algorithm compares them."""
     sources: tuple[str, ...] | None = None
@@ -149,13 +151,20 @@ class DiffusionModels(Models):
 
     def velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the policy, with gradient."""
+        conditioning = batch.conditioning
+        if isinstance(batch, TransitionBatch) and batch.unconditional is not None:
+            conditioning = replace(conditioning, unconditional=batch.unconditional)
+        return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
+
+    def _computed(self, batch: DiffusionBatch) -> Tensor:
+        """Return velocities of the current parameters, without cached predictions."""
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
 
     def reference_velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the base model, without gradient; computed once per row and epoch."""
         if self.base is not None:
             with torch.no_grad(), self.trainable.holding(self.base()):
-                return self.velocity(batch)
+                return self._computed(batch)
         cache = self.remembered
         if cache is not None and all(key in cache for key in batch.keys):
             return torch.stack([cache[key] for key in batch.keys]).to(batch.latents.device)
@@ -173,14 +182,14 @@ class DiffusionModels(Models):
         if self.average is None:
             raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
         with torch.no_grad(), self.trainable.holding(self.average):
-            return self.velocity(batch)
+            return self._computed(batch)
 
     def behavior_velocity(self, batch: DiffusionBatch, velocity: Tensor) -> Tensor:
         """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""
         if self.on_policy:
             return velocity.detach()
         with torch.no_grad(), self.trainable.holding(self.behavior):
-            return self.velocity(batch)
+            return self._computed(batch)
 
     def teacher_velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the teacher of each row's prompt, without gradient."""

@@ -73,6 +73,8 @@ class Training:
     """Holds its models; None if no batches are needed."""
     epoch: int
     """The epoch."""
+    predicted: bool
+    """The trained policy, with its current weights, drew all samples."""
     gradients: RewardGradients | None = None
     """Gradients of rewards at the samples, if the algorithm needs them."""
 

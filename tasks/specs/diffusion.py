@@ -32,10 +32,12 @@ class DiffusionSpec(ModalitySpec):
 
     def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = plan.config.rollout.fingerprinted({"groups_per_shard", "tokens", "engine"})
+        rollout = plan.config.rollout.fingerprinted({"groups_per_shard", "unconditional", "tokens", "engine"})
         more: dict[str, Any] = engine_identity(plan.config.rollout.engine)
         if plan.needs.old_means:
             more["means"] = True
+        if plan.config.rollout.unconditional:
+            more["unconditional"] = True
         if plan.config.advantage.kl_coef > 0:
             more["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(plan.config), **more}

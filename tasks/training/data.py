@@ -77,6 +77,7 @@ class TrainingData:
             context=self.context,
             host=host,
             epoch=self.epoch,
+            predicted=self._predicted,
             gradients=self._followed() if self.context.plan.has_gradients else None,
         )
         requires, replay = self.algorithm.requires, self.config.optimize.replay
@@ -139,6 +140,17 @@ class TrainingData:
         samples = self.samples()
         (numbers,) = np.nonzero(pc.equal(samples.reader.sample_ids, sample_id).to_numpy())
         return [i for i, units in enumerate(self.plan(samples)) if np.isin(units.rows[:, 0], numbers).any()]
+
+    @property
+    def _predicted(self) -> bool:
+        """Whether the trained policy sampled all samples, so that their stored predictions are still valid."""
+        made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
+        return made_by_it and self._stored_predictions
+
+    @property
+    def _stored_predictions(self) -> bool:
+        manifest = self.context.store.require(self._trajectories[0])
+        return bool(manifest.options.get("unconditional"))
 
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)

@@ -36,7 +36,8 @@ WRITTEN_BY_PROGRAMS = {
 PLAIN = "tiny_sd3 tiny_wan21 addition_grpo addition_ppo digits_sft digits_reward_gradient tiny_enhancer".split()
 RANKS = {"execution": {"processes": 8, "strategy": "fsdp"}, "advantage": {"kl_coef": 0.1}, "monitors": ["diversity"]}
 TRIED: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in (*PLAIN, "tiny_qwen_image_edit")]
-TRIED += [("tiny_flux1", RANKS)]
+GUIDED = {"model": {"guidance_scale": 4.5}, "optimize": {"guidance_gradient": "conditional"}}
+TRIED += [("tiny_flux1", RANKS), ("tiny_sd3", GUIDED)]
 #: What a fragment may lack here: files, modules and packages of its reader.
 LACKING = re.compile(
     r"is no safetensors file|is no folder|\w+\.(jsonl?|csv|txt)' does not exist|'my_\w+' cannot be imported|pip install"

@@ -760,6 +760,25 @@ def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, loa
     assert any(not torch.allclose(a, b, rtol=1e-4) for a, b in zip(conditional[1], both[1], strict=True))
 
 
+def test_a_known_prediction_without_the_prompt_is_not_computed_again(family: str, load: Load) -> None:
+    policy = load(4.5)
+    cond, latents, sigma = conditioning(policy, True), noise(policy), torch.full((4,), 0.5)
+    with torch.no_grad():
+        expected, unconditional = policy.guided_velocity(latents, sigma, cond)
+    assert (unconditional is None) == (family in ONCE)
+    rows: list[int] = []
+    for module in policy.denoisers.values():
+        module.register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
+    known = dataclasses.replace(cond, unconditional=unconditional)
+    for wanted in (True, False):
+        rows.clear()
+        with torch.set_grad_enabled(wanted):
+            found = policy.velocity(latents, sigma, known)
+        # Rows with images of their own sizes are computed one by one.
+        assert sum(rows) == 4
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-5, atol=1e-5)
+
+
 @BASE_CLASSES
 def test_rows_with_mixed_steps_equal_their_own(load: Load) -> None:
     policy = load(4.5)

@@ -68,7 +68,8 @@ def cost_of_diffusion(plan: RunPlan) -> Cost:
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
-    per_epoch = None if values is None else samples * states * width * values
+    predicted = 4 * trained if rollout.unconditional else 0
+    per_epoch = None if values is None else samples * (states * width + predicted) * values
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,

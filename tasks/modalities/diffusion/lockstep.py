@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from flowmill.models.maths.conditioning import Conditioning
+from flowmill.models.maths.conditioning import Conditioning, Guided
 from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from flowmill.tasks.runtime.ranks import Ranks
 
@@ -57,6 +57,7 @@ class InStep:
         self._idle: Inputs | None = None
         self._calls: Mapping[str, Callable[[Tensor, Tensor, Conditioning], Any]] = {
             "policy": trainable.velocity,
+            "guided": trainable.guided_velocity,
             "reference": trainable.reference_velocity,
         }
 
@@ -64,6 +65,11 @@ class InStep:
         """Return the policy's (B, ...) velocities; see ``DiffusionPolicy.velocity``."""
         velocity: Tensor = self._call("policy", Inputs(latents, sigma, conditioning))
         return velocity
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the policy's velocities and predictions for the negative prompt; see its ``guided_velocity``."""
+        guided: Guided = self._call("guided", Inputs(latents, sigma, conditioning))
+        return guided
 
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the base model's (B, ...) velocities; see ``TrainableDenoiser.reference_velocity``."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from flowmill.models.maths.branching import Branches, branch
@@ -137,6 +138,7 @@ class RolloutSampler:
             solver=make_solver(rollout.solver, "rollout.solver"),
             storage_dtype=getattr(torch, rollout.latents_dtype),
             reference=velocities.reference_velocity if self._with_kl else None,
+            unconditional=rollout.unconditional,
         )
 
     def _branch(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
@@ -210,6 +212,7 @@ def _stored(
         log_probs=rollout.log_probs[row].cpu().numpy(),
         latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
         means=rollout.means[row].cpu().numpy() if means else None,
+        unconditional=_array_or_none(rollout.unconditional[row]),
         reference_kl=rollout.reference_kl[row].cpu().numpy(),
         **fields,
     )
@@ -241,5 +244,10 @@ def _stored_branch(
         log_probs=branches.log_probs[row : row + 1].cpu().numpy(),
         latents=torch.stack([branches.before[row], branches.after[row]]).cpu().numpy(),
         means=branches.means[row : row + 1].cpu().numpy() if means else None,
+        unconditional=None if branches.unconditional is None else branches.unconditional[row : row + 1].cpu().numpy(),
         **fields,
     )
+
+
+def _array_or_none(values: Tensor) -> np.ndarray | None:
+    return values.cpu().numpy() if values.numel() else None

@@ -47,6 +47,7 @@ class TransitionSet(Correctable):
         means: bool,
         condition: Condition,
         device: torch.device,
+        unconditional: bool = False,
         ahead: int = 0,
         requires: Requirements = _PLAIN,
     ) -> None:
@@ -59,6 +60,8 @@ class TransitionSet(Correctable):
             means: read stored means.
             condition: returns the conditioning of a batch on demand; that of an epoch may exceed a device's memory.
             device: the device of batches.
+            unconditional: the trained policy drew all samples, so its stored predictions without the prompt are used
+                until it changes.
             ahead: see ``SampleSet``.
             requires: the algorithm's requirements, which select the trained samples.
         """
@@ -68,6 +71,7 @@ class TransitionSet(Correctable):
         self._finals = requires.finals
         self.sources: Mapping[str, str] | None = None
         """Source name by prompt id, if sources have separate teachers."""
+        self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
         self._kernel = kernel
@@ -91,7 +95,7 @@ class TransitionSet(Correctable):
         return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
 
     def changed_policy(self) -> None:
-        """Use stored old log-probs from now on."""
+        """Stop using stored predictions, and use stored old log-probs from now on."""
         self._unchanged = False
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
@@ -117,6 +121,9 @@ class TransitionSet(Correctable):
         places = list(zip(samples, steps, strict=True))
         sigmas = [self.reader.sigmas[sample] for sample in samples]
         means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
+        if self._unconditional and self._unchanged:
+            predictions = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
+            common = {**common, "unconditional": stacked(predictions, device)}
         return TransitionBatch(
             latents=stacked([latents_at(self.reader, sample, step) for sample, step in places], device),
             next_latents=stacked([latents_at(self.reader, sample, step + 1) for sample, step in places], device),

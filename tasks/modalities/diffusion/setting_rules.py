@@ -27,7 +27,7 @@ _NO_NOISE = 1e-6
 
 def check_combination(combination: Combination) -> None:
     """Check everything that depends on more than one component."""
-    parts = (_uncalled, _plan, _states, _same_noise, _teachers, _sampler, _kl, _rows, _levels, _unguided, _passes)
+    parts = (_uncalled, _plan, _states, _same_noise, _teachers, _sampler, _kl, _rows, _levels, _unconditional, _passes)
     refuse(combination.config, chain.from_iterable(part(combination) for part in parts))
     check_engine(combination)
 
@@ -225,9 +225,18 @@ def _levels(facts: Combination) -> Iterator[Refusal]:
         )
 
 
-def _unguided(facts: Combination) -> Iterator[Refusal]:
-    """Yield options of guidance where there is none."""
+def _unconditional(facts: Combination) -> Iterator[Refusal]:
+    """Yield settings of guidance where there is none."""
     config, guidance = facts.config, facts.config.model.guidance_scale
+    for without, why in (
+        (not uses_guidance(config), "there is no guidance by two forwards"),
+        (config.optimize.guidance_gradient == "both", "optimize.guidance_gradient is 'both'"),
+        (facts.requires.data != "transitions", f"{facts.algorithm} trains no stochastic steps"),
+        (config.optimize.replay is not None, "optimize.replay trains rows of older policies"),
+        (config.execution.ahead > 0, "with execution.ahead rollouts are made by an older policy"),
+    ):
+        if config.rollout.unconditional and without:
+            yield Refusal("rollout.unconditional", why, "Remove it", "rollout.unconditional has no use:")
     without = not facts.requires.guided and config.data is None and not uses_guidance(config)
     if "guided" in config.optimize.algorithm.options and without:
         yield Refusal(

@@ -67,6 +67,7 @@ def training_set(
         means=requires.old_means,
         condition=condition,
         device=device,
+        unconditional=training.predicted and config.rollout.unconditional,
         ahead=ahead,
         requires=requires,
     )

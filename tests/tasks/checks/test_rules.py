@@ -98,6 +98,10 @@ CASES = {
         rollout.solver=dpm2
         rollout.group_size=1
         rewards.0.weight=0
+        rollout.unconditional=true
+        rollout.unconditional=true; model.guidance_scale=4.5; optimize={guidance_gradient: conditional, algorithm: nft}
+        rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; optimize.replay={}
+        rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; execution.ahead=1
         optimize.algorithm={name: dgpo, options: {guided: false}}
         optimize.inner_epochs=2; optimize.algorithm={name: reward_gradient, options: {target: linear}}
         optimize.replay={}; optimize.algorithm={name: reward_gradient, options: {target: linear}}
@@ -119,6 +123,7 @@ CASES = {
     """,
     "tiny_ltx2": """
         rollout.sampler.name=ode
+        rollout.unconditional=true
     """,
     "tiny_sd15": """
         optimize.algorithm={name: awm}

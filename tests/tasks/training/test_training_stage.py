@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
+from flowmill.tasks.algorithms.base import RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
+from flowmill.tasks.algorithms.grpo import GRPO
+from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import policy_folder
 from flowmill.tasks.modalities.rows import Units, micro_batches
 from flowmill.tasks.runs.context import RunContext
@@ -154,6 +158,55 @@ def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
     assert [entry["update"] for entry in summary["updates"]] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow_cases("all")
+@pytest.mark.parametrize("plan", ["all", "branch"])
+def test_the_first_update_uses_what_the_rollout_predicted_without_the_prompt(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    read: list[tuple[str, bool]] = []
+    loss = GRPO.loss
+
+    def noted(self: GRPO, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
+        # Measuring how far an epoch moved the policy needs no gradients.
+        if torch.is_grad_enabled():
+            read.append((root, getattr(batch, "unconditional", None) is not None))
+        return loss(self, batch, models)
+
+    monkeypatch.setattr(GRPO, "loss", noted)
+    guided = ("model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", f"rollout.plan={{name: {plan}}}")
+    weights = []
+    for stored in (False, True):
+        root = str(tmp_path / str(stored))
+        context = prepare(make_config(f"store.root={root}", f"rollout.unconditional={stored}", *guided))
+        for epoch in (1, 2):
+            run_epoch(context, epoch)
+        weights.append(load_file(policy_folder(context.store, context.policy_ref(2)) / "policy.safetensors"))
+    plain, known = ([used for where, used in read if where == str(tmp_path / name)] for name in ("False", "True"))
+    assert not any(plain)
+    # Two epochs of two updates each, equally many micro-batches in every one.
+    quarter = len(known) // 4
+    assert known == 2 * [*[True] * quarter, *[False] * quarter]
+    assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 2e-6
+    assert sum(float(value.abs().sum()) for value in weights[1].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["model.guidance_scale=1"], "no guidance"),
+        (["optimize.guidance_gradient=both"], "is 'both'"),
+        (["optimize.algorithm={name: nft}", "rollout.plan={name: final}"], "trains no stochastic steps"),
+        (["optimize.replay={epochs: 1}"], "older policies"),
+        (["execution.ahead=1"], "an older policy"),
+    ],
+)
+def test_predictions_that_nobody_would_read_are_not_stored(make_config: Make, settings: list[str], why: str) -> None:
+    guided = ["model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", "rollout.unconditional=true"]
+    check_config(make_config(*guided))
+    with pytest.raises(ConfigError, match=f"rollout.unconditional has no use: .*{why}"):
+        check_config(make_config(*guided, *settings))
+
+
 @pytest.mark.campaign_cases("adamw8bit")
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
 def test_a_trainer_kept_in_memory_goes_on_as_one_that_was_read(
@@ -202,6 +255,29 @@ def test_a_trainer_that_failed_is_not_gone_on_with(make_config: Make, monkeypatc
     run_epoch(fresh, 1)
     run_epoch(fresh, 2)
     assert found == fresh.store.require(fresh.policy_ref(2)).digest
+
+
+def test_predictions_are_not_used_again_after_a_restart_within_an_epoch(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = []
+    for stopped in (False, True):
+        settings = (
+            f"store.root={tmp_path / str(stopped)}",
+            *("model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", "rollout.unconditional=true"),
+            *("optimize.updates_per_epoch=3", "execution.checkpoint_every=1", "optimize.learning_rate=1e-2"),
+        )
+        context = prepare(make_config(*settings))
+        collect(context, 1)
+        if stopped:
+            with monkeypatch.context() as patched:
+                patched.setattr(training, "run_updates", stopping_after(2))
+                with pytest.raises(OSError, match="the disk is gone"):
+                    StageRun(optimize(context, 1)).execute()
+            context = prepare(make_config(*settings))
+        StageRun(optimize(context, 1)).execute()
+        digests.append(context.store.require(context.policy_ref(1)).digest)
+    assert digests[0] == digests[1]
 
 
 def stopping_after(updates: int) -> Callable[..., None]:
