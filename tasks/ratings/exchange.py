@@ -20,6 +20,7 @@ from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.inputs.rows.read import source_rows
 from flowmill.tasks.inputs.rows.row import Names
 from flowmill.tasks.ratings.answers import RatingAnswer, answers_of, append_answer, check_answer
+from flowmill.tasks.ratings.export import write_whole
 from flowmill.tasks.ratings.groups import SampleSource
 from flowmill.tasks.ratings.request import RateRequest
 from flowmill.tasks.ratings.session import AnswerBody, RatingSession
@@ -31,7 +32,7 @@ def write_tasks(run: RunFolder, sources: Sequence[SampleSource], request: RateRe
     """Write the pairs or groups as a JSON list of tasks, and return their number."""
     tasks = RatingSession(run, sources, request).tasks()
     try:
-        file.write_text(json.dumps(tasks, ensure_ascii=False), encoding="utf-8")
+        write_whole(file, json.dumps(tasks, ensure_ascii=False).encode())
     except OSError as error:
         raise ConfigError(f"--tasks: {quoted(file)} cannot be written: {error}. Choose another file.") from None
     return len(tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -79,12 +80,19 @@ def export_answers(run: RunFolder, question: str, file: Path) -> int:
 
     try:
         rows = exported_rows(run, question, folder=folder.name, keep=keep)
-        file.write_bytes(written(rows, form))
+        write_whole(file, written(rows, form))
     except OSError as error:
         raise ConfigError(
             f"--export: {quoted(file)} cannot be written: {error}. Choose a file in a folder that can be written to."
         ) from None
     return len(rows)
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file in one step, so that a kill leaves the one before or none. Raises OSError."""
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".rate-") as folder:
+        (Path(folder) / file.name).write_bytes(data)
+        (Path(folder) / file.name).replace(file)
 
 
 def _comparison(number: int, answer: RatingAnswer, contents: _Content) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flowmill.tasks.fitting.judgments import read_judgments
 from flowmill.tasks.ratings.answers import answers_of, commit_preferences
 from flowmill.tasks.ratings.app import make_app
 from flowmill.tasks.ratings.exchange import import_answers, write_tasks
-from flowmill.tasks.ratings.export import export_answers
+from flowmill.tasks.ratings.export import export_answers, write_whole
 from flowmill.tasks.ratings.figures import rating_report
 from flowmill.tasks.ratings.groups import RatedGroup, groups_of, sources_of
 from flowmill.tasks.ratings.request import RateRequest
@@ -63,6 +63,22 @@ def test_groups_of_a_prompt_share_a_sample(context: RunContext) -> None:
     pairs = groups_of(sources_of(context, None, None, evaluation=False, scorer=None), 0, 6)
     assert sum(len(group.key) for group in pairs) == 2 * 16, "both samples of every replica, once"
     assert all(len({artifact for artifact, _ in group.key}) == 2 for group in pairs)
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "answers.csv"
+    write_whole(file, b"before")
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as opened:
+            opened.write(data[:1])
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="full"):
+        write_whole(file, b"after")
+    assert file.read_bytes() == b"before"
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_the_config_has_question_and_guidelines(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
