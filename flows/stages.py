@@ -44,8 +44,8 @@ Future = PrefectFuture[list[str]]
 LOOKING = Listener(on_look=check_cancelled)
 #: Seconds between two polls of a shard that another process makes.
 _LOOK_S = 0.5
-#: Seconds in which a cluster has to be well again, or to send the result of a task that the server knows to be final.
-_PATIENCE_S = 30.0
+#: Seconds in which a cluster has to send the result of a task that the server knows to be final.
+_FINAL_S = 30.0
 #: Seconds of shards per task: short shards share a task, as each task costs a few hundredths of a second.
 _TASK_S = 1.0
 _TRANSIENT = {
@@ -186,9 +186,10 @@ class TaskExecutor:
                 if not isinstance(error, TimeoutError):
                     raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
                 final = self._runner.elsewhere and future.state.is_final()
-                fault = "a task ended, but its result does not come" if final else self._runner.fault(self._started)
+                unsent = "a task ended, but its result does not come", _FINAL_S
+                fault, patience = unsent if final else self._runner.fault(self._started)
                 since = min(since, time.monotonic()) if fault else math.inf
-                if time.monotonic() - since > _PATIENCE_S:
+                if time.monotonic() - since > patience:
                     raise self._ended(work, fault) from error
 
     def _ended(self, work: str, fault: str) -> WorkerError:

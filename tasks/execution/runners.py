@@ -24,6 +24,8 @@ from flowmill.configs.registry import Table, chosen
 
 #: Seconds within which the head of a cluster accepts a connection.
 _CONNECT_S = 5.0
+#: Seconds in which a cluster has to be well again, and in which one that scales itself has to get a worker.
+_PATIENCE_S, _WORKER_S = 30.0, 1800.0
 #: Waits for the end of its parent, which writes a byte before it ends by itself. Its arguments: host, port, address.
 _WATCH = """
 import socket, sys
@@ -73,8 +75,8 @@ class Runner(Protocol):
         """Connect to the workers of a started task runner, so that a failure is reported before any shard is sent."""
         ...
 
-    def fault(self, task_runner: Any) -> str:
-        """Return why a started task runner does not do its tasks; '' if it does."""
+    def fault(self, task_runner: Any) -> tuple[str, float]:
+        """Return why a started task runner does not do its tasks, '' if it does, and how many seconds that may last."""
         ...
 
 
@@ -93,9 +95,9 @@ class Threads:
     def connect(self, task_runner: Any) -> None:
         """Do nothing: threads need no connection."""
 
-    def fault(self, task_runner: Any) -> str:
+    def fault(self, task_runner: Any) -> tuple[str, float]:
         """Return '': threads end with this process."""
-        return ""
+        return "", _PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,17 +143,18 @@ class Dask:
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         _ = task_runner.client
 
-    def fault(self, task_runner: Any) -> str:
+    def fault(self, task_runner: Any) -> tuple[str, float]:
         """Return the state of the connection to the scheduler, or that a running cluster has no worker."""
         client = task_runner.client
         # Workers of a cluster that was started for the run may wait in a queue of its machines.
         if client.status != "running" or self.address is None:
-            return "" if client.status == "running" else f"the connection to the scheduler is {client.status}"
+            lost = "" if client.status == "running" else f"the connection to the scheduler is {client.status}"
+            return lost, _PATIENCE_S
         try:
             known = client.sync(client.scheduler.identity, n_workers=1, callback_timeout=_CONNECT_S)
         except OSError as error:
-            return f"the scheduler {self.address} does not answer ({type(error).__name__})"
-        return "" if known["workers"] else f"no worker is connected to the scheduler {self.address}"
+            return f"the scheduler {self.address} does not answer ({type(error).__name__})", _PATIENCE_S
+        return "" if known["workers"] else f"no worker is connected to the scheduler {self.address}", _WORKER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,15 +195,15 @@ class Ray:
         host, _, port = self.address.rpartition("//")[2].rpartition(":")
         return host.strip("[]"), port
 
-    def fault(self, task_runner: Any) -> str:
+    def fault(self, task_runner: Any) -> tuple[str, float]:
         """Return that the head or all nodes are gone."""
         import ray
 
         try:
             socket.create_connection(self._head, timeout=_CONNECT_S).close()
         except OSError as error:
-            return f"its head {self.address} does not answer ({error})"
-        return "" if any(node["Alive"] for node in ray.nodes()) else f"no node of {self.address} is alive"
+            return f"its head {self.address} does not answer ({error})", _PATIENCE_S
+        return "" if any(node["Alive"] for node in ray.nodes()) else f"no node of {self.address} is alive", _PATIENCE_S
 
 
 def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:

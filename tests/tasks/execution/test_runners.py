@@ -293,7 +293,8 @@ def test_a_wait_ends_with_the_scheduler_and_without_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address, process = dask_scheduler
-    monkeypatch.setattr(stages, "_PATIENCE_S", 1.0)
+    for patience in ("_PATIENCE_S", "_WORKER_S"):
+        monkeypatch.setattr(f"flowmill.tasks.execution.runners.{patience}", 1.0)
     context = begin_run(make_config(f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"))
     chosen = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
     with chosen, temporary_settings({PREFECT_API_URL: prefect_server}), process_state.opened(context) as execution:
@@ -308,7 +309,7 @@ def test_a_wait_ends_with_the_scheduler_and_without_workers(
 
         future, idle = tasks.submit(run, [shard]), f"no worker is connected to the scheduler {address}"
         # With the first task the scheduler imports libraries, and may answer late.
-        while (fault := tasks._runner.fault(tasks._started)) != idle:
+        while (fault := tasks._runner.fault(tasks._started)[0]) != idle:
             assert "does not answer" in fault
         ended(idle)
         process.kill()
@@ -370,7 +371,8 @@ def test_a_lost_result_is_no_error_of_the_task(make_config: Make, monkeypatch: p
     for own in (TimeoutError("of the task"), ValueError("of the task")):
         with pytest.raises(type(own), match="of the task"):
             tasks.wait_for(Sent(own, ended=True, arrived=True), "shard 0", listener)
-    monkeypatch.setattr(stages, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(stages, "_FINAL_S", 0.1)
+    monkeypatch.setattr("flowmill.tasks.execution.runners._PATIENCE_S", 0.1)
     for ended, fault in ((True, "its result does not come"), (False, "the connection to the scheduler is closed")):
         with pytest.raises(WorkerError, match=fault):
             tasks.wait_for(Sent(TimeoutError(), ended=ended), "shard 0", listener)
