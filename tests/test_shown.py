@@ -252,7 +252,11 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     optimize = config.optimize.model_copy(update={"algorithm": algorithm})
     config = config.model_copy(update={"optimize": optimize, "rollout": rollout})
     context = SimpleNamespace(
-        run=SimpleNamespace(name=text), chain=None, base_folder=None, starts_from={"run": text, "policy": text}
+        run=SimpleNamespace(name=text),
+        chain=None,
+        plan=None,
+        base_folder=None,
+        starts_from={"run": text, "policy": text},
     )
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     monkeypatch.setattr(token_exporting, "data_section", lambda context, epoch: "")

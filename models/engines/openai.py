@@ -19,6 +19,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from flowmill.configs.answers import json_of, text_of
 from flowmill.configs.errors import EngineError
+from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.folders import share_files
 from flowmill.models.engines.answers import Malformed, completion_of, prompt_log_probs_of
@@ -195,7 +196,7 @@ class OpenAI:
         except PassingError as error:
             raise EngineError(
                 f"{self._place} has given no answer for {self.patience_s:g} s; the last: {error}. See that the server "
-                f"runs: 'vllm serve FOLDER --served-model-name {self.model}' starts one. {_AGAIN}"
+                f"runs: '{command('vllm', 'serve', 'FOLDER', '--served-model-name', self.model)}' starts one. {_AGAIN}"
             ) from None
         except RefusedError as refused:
             hint = f" Set the variable {self.key_variable}." if refused.status in _DENIED and key else ""

@@ -264,40 +264,6 @@ EQUIVALENT = (
         after="shape = (int(units.max()) + 2, *values.shape[1:])",
         reason="nobody reads the total of a unit that is not there",
     ),
-    *[
-        Equivalent(
-            path="tasks/algorithms/checks.py",
-            before="return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized",
-            after=f"return kernel.step(torch.zeros({latents}), torch.zeros({velocity}), grid).normalized",
-            reason="whether a step has a density does not depend on the latents",
-        )
-        for latents, velocity in (
-            ("1, 1", "0, 1"),
-            ("1, 1", "1, 0"),
-            ("0, 1", "1, 1"),
-            ("1, 0", "1, 1"),
-            ("1, 1", "2, 1"),
-            ("1, 1", "1, 2"),
-            ("2, 1", "1, 1"),
-            ("1, 2", "1, 1"),
-        )
-    ],
-    *[
-        Equivalent(
-            path="tasks/algorithms/checks.py",
-            before="grid = Grid(*(torch.tensor([level]) for level in (0.5, 0.4, 0.9)))",
-            after=f"grid = Grid(*(torch.tensor([level]) for level in ({levels})))",
-            reason="nor does it depend on where a step is",
-        )
-        for levels in (
-            "(-0.5), 0.4, 0.9",
-            "1.0, 0.4, 0.9",
-            "0.5, (-0.4), 0.9",
-            "0.5, 0.8, 0.9",
-            "0.5, 0.4, (-0.9)",
-            "0.5, 0.4, 1.8",
-        )
-    ],
     Equivalent(
         path="tasks/algorithms/objectives.py",
         before="0, units, advantages, extreme, include_self=False",

@@ -85,7 +85,6 @@ REFUSED = {
         rewards.0.weight=0 -> every weight is 0, so all advantages would be 0
         model.frames=5 -> model.frames is 5, but model.policy 'sd3' makes images. Set it to 1
         rollout.media.format=mp4 -> 'mp4', but model.policy 'sd3' makes images, which that cannot hold
-        rewards.0.over_frames=min -> of the images of model.policy 'sd3' there is one score
         rewards.0.frames=clip -> 'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images
         model.attention=flash -> model.policy 'sd3' calls torch's attention directly, so it would never be used
         model.attention=nativ -> model.attention 'nativ' does not exist. Did you mean 'native'

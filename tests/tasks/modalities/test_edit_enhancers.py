@@ -24,6 +24,7 @@ from flowmill.tasks.metrics.samples import artifact_table, media_of
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.estimate import _prompt_tokens
 from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run, train
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data
@@ -141,7 +142,7 @@ def test_one_of_policy_and_image_model_must_read_the_images(tiny_base: Path, kle
     texts_data(tmp_path)
     edit_data(tmp_path, klein, vision_data(tmp_path))
     check_config(load_config(tmp_path / "edits.yaml", blind))
-    _, (note,) = _prompt_tokens(load_config("flux1_kontext_enhancer", ["model.policy=causal_lm"]), None)
+    _, (note,) = _prompt_tokens(RunPlan(load_config("flux1_kontext_enhancer", ["model.policy=causal_lm"])), None)
     assert "because the tokenizer is not here" in note, "its prompts have no tokens of images"
     with pytest.raises(FlowmillError, match=r"neither model.policy 'causal_lm' nor render.model.policy 'sd3' takes"):
         check_config(load_config(tmp_path / "edits.yaml", [*words, *blind]))
