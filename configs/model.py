@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -115,9 +115,7 @@ class ModelSection(Section):
     @classmethod
     def _with_family(cls, data: Any) -> Any:
         path = data.get("path") if isinstance(data, dict) and data.get("policy") is None else None
-        if not isinstance(path, str) or not Path(path).expanduser().is_dir():
-            return data
-        return {**data, "policy": family_of(path)}
+        return {**data, "policy": family_of(path)} if isinstance(path, str) else data
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:

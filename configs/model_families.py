@@ -187,9 +187,14 @@ def family_of(path: str) -> str:
     """Return the model family of a local folder.
 
     Raises:
-        ConfigError: the folder names no known class, or one of several families.
+        ConfigError: there is no such folder, or it names no known class, or one of several families.
     """
     folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model.path '{path}' is no folder here, so its model family is unknown. Correct the path; for a model of "
+            "the hub set model.policy to its family."
+        )
     named = _class_of(folder)
     possible = [name for name, spec in FAMILIES.items() if named and spec.pipeline == named]
     possible = possible or [family for end, family in _ARCHITECTURES.items() if named.endswith(end)][:1]

@@ -189,6 +189,11 @@ def test_every_pipeline_of_a_family_is_known(tmp_path: Path) -> None:
                 family_of(str(tmp_path))
 
 
+def test_a_folder_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"model\.path 'nowhere' is no folder here, so its model family is unknown"):
+        flowmill.Model(path="nowhere")
+
+
 @pytest.mark.parametrize(
     ("config", "family"),
     [
