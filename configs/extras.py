@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
-from itertools import zip_longest
 
 from flowmill.configs.errors import ConfigError
 
@@ -36,15 +34,21 @@ def require_extra(extra: str, *modules: str, label: str) -> None:
 @cache
 def oldest_tested(extra: str = "") -> Mapping[str, str]:
     """Return the oldest version of each package of an extra, or of flowmill itself, that it was tested with."""
-    bounds = re.compile(r"([\w.-]+)[^;]*>=([\d.]+)[^;]*(?:;.*extra == ['\"](.*)['\"])?")
-    with suppress(PackageNotFoundError):
-        matches = filter(None, map(bounds.match, requires("flowmill") or ()))
-        return {match[1]: match[2] for match in matches if (match[3] or "") == extra}
-    return {}
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [*map(Requirement, requires("flowmill") or ())]
+    except PackageNotFoundError:
+        return {}
+    own = [each for each in requirements if (each.marker.evaluate({"extra": extra}) if each.marker else not extra)]
+    return {each.name: bound.version for each in own for bound in each.specifier if bound.operator == ">="}
 
 
 def is_older(one: str, other: str) -> bool:
-    """Return whether a version is older than another, by the numbers that they begin with; False if it has none."""
-    first, second = ([*map(int, re.findall(r"\d+", re.sub(r"[^\d.].*", "", each)))] for each in (one, other))
-    differ = ((ours, theirs) for ours, theirs in zip_longest(first, second, fillvalue=0) if ours != theirs)
-    return bool(first) and next((ours < theirs for ours, theirs in differ), False)
+    """Return whether a version is older than another, whatever follows its release; False if it is no version."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(Version(one).base_version) < Version(other)
+    except InvalidVersion:
+        return False

@@ -122,11 +122,11 @@ def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool)
             context = process_state.begin(resolved.config)
             if resolved.request.advance is not None:
                 remember_length(context.run, resolved.config.run.epochs, advance=resolved.request.advance)
-            with process_state.opened(context) as execution, _progress_noted(context):
+            with process_state.opened(context) as session, _progress_noted(context):
                 if resolved is due[0]:
                     # From here on they are the fits that the run's fingerprints name.
-                    rewards.locate = execution.host.rewards.locate
-                    execution.host.rewards = rewards
+                    rewards.locate = session.host.rewards.locate
+                    session.host.rewards = rewards
                 # The overrides already contain the number of epochs.
                 run_flow(pipeline, api, resolved.request.model_copy(update={"advance": None}))
         print_summary(context, describe_result(context), quiet=quiet)

@@ -89,7 +89,7 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     check_execution(plan)
     check_render(plan)
     check_optimizer(config)
-    check_data(plan, plan.requires)
+    check_data(plan)
     plan.kind.check(plan)
     check_frozen(config)
     check_trained(plan)

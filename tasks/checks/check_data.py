@@ -11,7 +11,6 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import families
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.schema import RunConfig
-from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.checks import Trained
 from flowmill.tasks.inputs.model_settings import check_model
 from flowmill.tasks.specs.plan import RunPlan
@@ -113,9 +112,9 @@ def _variants(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refu
         )
 
 
-def check_data(plan: RunPlan, requires: Requirements) -> None:
+def check_data(plan: RunPlan) -> None:
     """Check that the algorithm can train on samples of ``data``, and that settings of rollouts have a use."""
-    config, data, facts = plan.config, plan.config.data, Trained(config=plan.config, requires=requires)
+    config, data, facts = plan.config, plan.config.data, Trained(config=plan.config, requires=plan.requires)
     if data is None:
         return
     refuse(config, chain(_missing(facts, data), _without_use(config)))

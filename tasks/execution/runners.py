@@ -151,10 +151,10 @@ class Dask:
             lost = "" if client.status == "running" else f"the connection to the scheduler is {client.status}"
             return lost, _PATIENCE_S
         try:
-            known = client.sync(client.scheduler.identity, n_workers=1, callback_timeout=_CONNECT_S)
+            cluster = client.sync(client.scheduler.identity, n_workers=1, callback_timeout=_CONNECT_S)
         except OSError as error:
             return f"the scheduler {self.address} does not answer ({type(error).__name__})", _PATIENCE_S
-        return "" if known["workers"] else f"no worker is connected to the scheduler {self.address}", _WORKER_S
+        return "" if cluster["workers"] else f"no worker is connected to the scheduler {self.address}", _WORKER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

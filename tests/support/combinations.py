@@ -41,7 +41,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage import Shard
-from tests.support.inside import execution_of, make_stage, run_stage, stage_run
+from tests.support.inside import make_stage, run_stage, session_of, stage_run
 
 Options = Mapping[str, Any]
 
@@ -256,14 +256,14 @@ class Bench:
     def _fresh(self, config: RunConfig, number: int) -> RunContext:
         run = config.run.model_copy(update={"name": f"run-{number}"})
         context = begin_run(config.model_copy(update={"run": run}))
-        execution_of(context).host._trainable = self._held
+        session_of(context).host._trainable = self._held
         for name in ("base", "encode", "preprocess", "policy"):
             run_stage(context, name, 0)
         if self._held is None:
-            self._held = execution_of(context).host.trainable(context.policy_ref(0))
+            self._held = session_of(context).host.trainable(context.policy_ref(0))
             self._before = {name: value.clone() for name, value in self._held.state().items()}
-            execution_of(context).host.give_teacher(self._held, self._teacher)
-        execution_of(context).host.trainable(context.policy_ref(0))
+            session_of(context).host.give_teacher(self._held, self._teacher)
+        session_of(context).host.trainable(context.policy_ref(0))
         run_stage(context, "rollout", 1)
         for section in config.rewards:
             run_stage(context, "score", 1, section.slot)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import resource
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.records import Manifest
+from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
@@ -16,20 +18,27 @@ from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage import Stage
 from flowmill.tasks.stages.stage_run import StageRun
 
-_EXECUTIONS: WeakKeyDictionary[RunContext, Session] = WeakKeyDictionary()
+_SESSIONS: WeakKeyDictionary[RunContext, Session] = WeakKeyDictionary()
 
 
-def execution_of(context: RunContext) -> Session:
+def session_of(context: RunContext) -> Session:
     """Return what the stages of a run work with in this process; of one context always the same."""
-    found = _EXECUTIONS.get(context)
+    found = _SESSIONS.get(context)
     if found is None:
-        found = _EXECUTIONS[context] = Session(context)
+        found = _SESSIONS[context] = Session(context)
     return found
+
+
+def plan_requiring(config: RunConfig, **needs: Any) -> RunPlan:
+    """Return the plan of a config whose algorithm has these requirements."""
+    plan = RunPlan(config)
+    vars(plan)["algorithm"] = SimpleNamespace(requires=Requirements(**needs))
+    return plan
 
 
 def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> Stage:
     """Return a stage with the models that this process has for its run."""
-    return execution_of(context).stage(Node(epoch, name, slot))
+    return session_of(context).stage(Node(epoch, name, slot))
 
 
 def stage_run(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> StageRun:

@@ -35,6 +35,7 @@ TESTS = {
     "webdataset": ["tests/tasks/reports/test_streams.py"],
     "s3fs": ["tests/contracts/test_roots.py::TestS3::test_what_either_client_writes_both_read_and_list"],
     "obstore": ["tests/contracts/test_roots.py::TestS3::test_what_either_client_writes_both_read_and_list"],
+    "packaging": ["tests/tasks/execution/test_runners.py::test_a_runner_whose_package_is_older_says_what_to_install"],
     "xxhash": ["tests/storage/backends/test_file_hash_cache.py"],
     "psutil": ["tests/storage/backends/test_leases.py::test_a_dead_process_of_this_machine_holds_nothing"],
     "pydantic": ["tests/configs/test_configs.py", "tests/flows/test_options.py"],

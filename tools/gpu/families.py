@@ -23,7 +23,7 @@ from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from tests.support.families import PIPELINES
-from tests.support.inside import execution_of, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, session_of
 from tools.gpu.lines import Line, Lines, equal
 from tools.gpu.waiting import Waiting
 
@@ -125,7 +125,7 @@ def _run(family: str, dtype: str, device: torch.device, folder: Path, again: Seq
         if again:
             run_epoch(context, 2)
             digests[name] = context.store.require(context.chain.require(2, "optimize").ref).digest
-        execution_of(context).host.release()
+        session_of(context).host.release()
     for name in again:
         same = float(digests[name] == digests["whole"])
         yield equal(f"{family}, {dtype}: digest of a run {name} is the same", 1.0, same)

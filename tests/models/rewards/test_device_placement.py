@@ -15,7 +15,7 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.rewards import device_placement
 from flowmill.models.rewards.device_placement import Placed, modules_of
 from flowmill.models.rewards.factory import RewardCache
-from tests.support.inside import execution_of, prepare
+from tests.support.inside import prepare, session_of
 
 DEVICE = torch.device("meta")
 
@@ -82,7 +82,7 @@ def test_models_of_rewards_that_are_asked_count_too() -> None:
 def test_models_of_rewards_leave_when_a_stage_of_the_policy_begins(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host, made = execution_of(prepare(make_config())).host, RewardCache()
+    host, made = session_of(prepare(make_config())).host, RewardCache()
     monkeypatch.setattr("flowmill.models.rewards.factory._make", lambda section: Scorer())
     host.rewards = made
     reward: Any = host.rewards.of(RewardSection(name="jpeg_compressibility"))

@@ -19,12 +19,11 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.refusals import Refusal
 from flowmill.configs.schema import RunConfig
-from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.check_data import check_data
-from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
 from tests.support import rooms
+from tests.support.inside import plan_requiring
 
 #: Modules that yield refusals.
 MODULES = {
@@ -213,7 +212,7 @@ def test_each_refusal_is_reached_by_a_config_and_names_a_setting(recorder: Recor
     for needs, override in GIVEN:
         config = load_config(ROOT / "configs" / "digits_given_dpo.yaml", [override])
         with pytest.raises(ConfigError) as error:
-            check_data(RunPlan(config), Requirements(data="forward", **needs))
+            check_data(plan_requiring(config, data="forward", **needs))
         messages.append(str(error.value))
     places = {place for name, path in MODULES.items() for place in places_of(name, path)}
     assert len(places) > 60

@@ -27,7 +27,7 @@ from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.runtime.host import ModelHost
 from tests.support.foreign_adapters import plain_peft
-from tests.support.inside import execution_of, prepare
+from tests.support.inside import prepare, session_of
 from tests.support.language_models import texts_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -222,7 +222,7 @@ PIPELINES: dict[str, tuple[Change, str]] = {
 def started(config: RunConfig) -> None:
     """Do what a run does before its first sample, without looking at the config first."""
     context = prepare(config)
-    host: ModelHost = execution_of(context).host
+    host: ModelHost = session_of(context).host
     if kind_name(config) == "tokens":
         read_prompts(context)
     trainable, requires = host.trainable(context.policy_ref(0)), make_algorithm(config).requires

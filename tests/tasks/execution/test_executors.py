@@ -15,7 +15,7 @@ from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import execution_of, prepare
+from tests.support.inside import prepare, session_of
 
 EXECUTORS: dict[str, Callable[[Session], Executor]] = {
     "processes": ProcessExecutor,
@@ -30,18 +30,18 @@ def test_an_executor_names_the_shards_that_it_committed(
 ) -> None:
     # Without a Prefect server the function of a task is called.
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
-    with closing(execution_of(prepare(make_config("rollout.groups_per_shard=1")))) as execution:
-        run = StageRun(execution.stage(Node(1, "rollout")))
-        executor, heard = execution.executor(EXECUTORS[name]), list[str]()
-        assert execution.executor(EXECUTORS[name]) is executor
-        with process_state.opened(execution.context):
+    with closing(session_of(prepare(make_config("rollout.groups_per_shard=1")))) as session:
+        run = StageRun(session.stage(Node(1, "rollout")))
+        executor, heard = session.executor(EXECUTORS[name]), list[str]()
+        assert session.executor(EXECUTORS[name]) is executor
+        with process_state.opened(session.context):
             names = executor.run(run, run.pending(), Listener(on_commit=heard.extend))
         assert sorted(names) == sorted(heard) == [shard.name for shard in run.stage.shards()]
         assert run.pending() == []
 
 
-def test_a_closed_execution_makes_its_executors_again(make_config: Callable[..., RunConfig]) -> None:
-    execution = execution_of(prepare(make_config()))
-    first = execution.executor(ProcessExecutor)
-    execution.close()
-    assert execution.executor(ProcessExecutor) is not first
+def test_a_closed_session_makes_its_executors_again(make_config: Callable[..., RunConfig]) -> None:
+    session = session_of(prepare(make_config()))
+    first = session.executor(ProcessExecutor)
+    session.close()
+    assert session.executor(ProcessExecutor) is not first

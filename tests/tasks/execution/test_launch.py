@@ -33,7 +33,7 @@ from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
 from flowmill.tasks.runtime.kv_store import KeyValueStore
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import execution_of, make_stage, prepare, run_epoch, stage_run
+from tests.support.inside import make_stage, prepare, run_epoch, session_of, stage_run
 from tests.tasks.stages.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
 pytestmark = pytest.mark.slow
@@ -361,7 +361,7 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard:
     """Carry out a stage on the run's ranks."""
     run = stage_run(context, name, epoch, slot)
     if run.stage.on_ranks:
-        execution_of(context).executor(RankExecutor).run(run, run.pending(), Listener(**heard))
+        session_of(context).executor(RankExecutor).run(run, run.pending(), Listener(**heard))
         run.finish()
     else:
         run.execute()
@@ -376,14 +376,14 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
         execute(context, name, 0)
     execute(context, "rollout", 1)
     scored = execute(context, "score", 1, "bright")
-    assert execution_of(context).executor(RankExecutor).starts == 1
-    execution_of(context).close()
+    assert session_of(context).executor(RankExecutor).starts == 1
+    session_of(context).close()
     rows = read_rows(context.store, scored.stage.ref).to_pylist()
     assert {row["note"] for row in rows} == {"0", "1"}
     made = trajectories(context)
     assert len(rows) == len(made) == 16
     assert all(row["reward"] == pytest.approx(made[row["sample_id"]][2].mean(), rel=1e-5) for row in rows)
-    assert execution_of(context).host.loaded() == {}
+    assert session_of(context).host.loaded() == {}
 
 
 @pytest.fixture
@@ -394,7 +394,7 @@ def two(make_config: Callable[..., RunConfig]) -> Iterator[RunContext]:
     for name in ("base", "encode", "preprocess", "policy"):
         execute(context, name, 0)
     yield context
-    execution_of(context).close()
+    session_of(context).close()
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -419,13 +419,13 @@ def test_two_resident_processes_equal_one(
             base = base_weights(one)
             assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
             assert all(torch.isfinite(value).all() for value in theirs.values())
-    assert execution_of(two).executor(RankExecutor).starts == 1
-    assert all(set(loads.values()) == {1} for loads in execution_of(two).executor(RankExecutor).loads)
-    assert all({"denoiser", "vae"} <= set(loads) for loads in execution_of(two).executor(RankExecutor).loads)
-    assert [set(loads) for loads in execution_of(two).executor(RankExecutor).loads].count(
+    assert session_of(two).executor(RankExecutor).starts == 1
+    assert all(set(loads.values()) == {1} for loads in session_of(two).executor(RankExecutor).loads)
+    assert all({"denoiser", "vae"} <= set(loads) for loads in session_of(two).executor(RankExecutor).loads)
+    assert [set(loads) for loads in session_of(two).executor(RankExecutor).loads].count(
         {"denoiser", "vae", "text"}
     ) == 1
-    assert execution_of(two).host.loaded() == {}, "the process that orchestrates holds no parameter"
+    assert session_of(two).host.loaded() == {}, "the process that orchestrates holds no parameter"
 
 
 @pytest.mark.campaign_cases("full, one rank idle")
@@ -466,8 +466,8 @@ def test_spread_weights_train_as_whole_ones(
     execute(two, "optimize", 1)
     execute(two, "evaluate", 1)
     execute(two, "export", 1)
-    assert execution_of(two).executor(RankExecutor).starts == 1
-    execution_of(two).close()
+    assert session_of(two).executor(RankExecutor).starts == 1
+    session_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
     assert ours.keys() == theirs.keys()
@@ -480,7 +480,7 @@ def test_spread_weights_train_as_whole_ones(
         assert max(float((averages[0][name] - averages[1][name]).abs().max()) for name in ours) < 3e-5
     # What one process goes on with, a run on two left.
     again = open_run(two.store.root.uri, "small", overrides=["execution.processes=1", "execution.strategy=ddp"])
-    found = execution_of(again).host.trainable(again.policy_ref(1)).state()
+    found = session_of(again).host.trainable(again.policy_ref(1)).state()
     assert all(torch.equal(found[name], theirs[name]) for name in found)
 
 
@@ -494,7 +494,7 @@ def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
         context = begin_run(make_config("run.name=other", "model.path=null", "model.build={name: tiny}"))
     stage = make_stage(context, name, 0 if name == "base" else 1)
     # The other rank does not even ask which shards there are, which nobody would answer here.
-    run_share(StageRun(stage), ProcessExecutor(execution_of(context)), Ranks(1, 2), Silent())
+    run_share(StageRun(stage), ProcessExecutor(session_of(context)), Ranks(1, 2), Silent())
     assert context.store.committed(stage.ref) == []
 
 
@@ -519,8 +519,8 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
     for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
         execute(two, name, 1, slot)
     execute(two, "optimize", 1)
-    assert execution_of(two).executor(RankExecutor).starts == 1
-    execution_of(two).close()
+    assert session_of(two).executor(RankExecutor).starts == 1
+    session_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
@@ -535,15 +535,15 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
     def kill_one() -> None:
         if killed:
             return
-        assert execution_of(two).executor(RankExecutor)._launched is not None
-        ranks = psutil.Process(execution_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
+        assert session_of(two).executor(RankExecutor)._launched is not None
+        ranks = psutil.Process(session_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
         if len(ranks) == 2:
             killed.append(ranks[-1].pid)
             ranks[-1].kill()
 
     execute(two, "rollout", 1, on_look=kill_one)
     assert len(killed) == 1
-    assert execution_of(two).executor(RankExecutor).starts == 2
+    assert session_of(two).executor(RankExecutor).starts == 2
     assert any("was ended from outside by SIGKILL" in text for text in reported)
     assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
 
@@ -552,12 +552,12 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
     section = two.config.execution.model_copy(update={"stall_s": 10.0})
-    execution_of(two).executor(RankExecutor)._execution = section
+    session_of(two).executor(RankExecutor)._execution = section
     stopped: list[psutil.Process] = []
 
     def stop_one() -> None:
-        assert execution_of(two).executor(RankExecutor)._launched is not None
-        ranks = psutil.Process(execution_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
+        assert session_of(two).executor(RankExecutor)._launched is not None
+        ranks = psutil.Process(session_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
         if not stopped:
             stopped.append(ranks[-1])
             ranks[-1].suspend()

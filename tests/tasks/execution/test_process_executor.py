@@ -22,7 +22,7 @@ from flowmill.tasks.execution.process_executor import ProcessExecutor
 from flowmill.tasks.execution.runners import score_workers
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage import Shard
-from tests.support.inside import execution_of, make_stage, prepare, run_stage, stage_run
+from tests.support.inside import make_stage, prepare, run_stage, session_of, stage_run
 
 Make = Callable[..., RunConfig]
 ONE = "rollout.groups_per_shard=1"
@@ -57,7 +57,7 @@ def test_processes_give_the_scores_of_one_thread(make_config: Make, tmp_path: Pa
     one = rolled_out(make_config(ONE))
     run_stage(one, "score", 1, "jpeg_compressibility")
     two = rolled_out(make_config(ONE, f"store.root={tmp_path / 'two'}", "execution.score_workers=2"))
-    made = ProcessExecutor(execution_of(two))
+    made = ProcessExecutor(session_of(two))
     try:
         pids = scored(two, made)
         assert os.getpid() not in pids
@@ -75,7 +75,7 @@ def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Ma
     name = "tests.tasks.execution.test_process_executor:failing"
     reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
     context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
-    made = ProcessExecutor(execution_of(context))
+    made = ProcessExecutor(session_of(context))
     try:
         with pytest.raises(RewardError, match=r"failed for .*sample .*: ValueError: the sky is green"):
             scored(context, made)
@@ -94,7 +94,7 @@ def test_closing_ends_what_is_scored_and_starts_nothing_more(make_config: Make, 
     name = "tests.tasks.execution.test_process_executor:sleeping"
     reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
     context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
-    made = ProcessExecutor(execution_of(context))
+    made = ProcessExecutor(session_of(context))
     closing = threading.Thread(target=lambda: (wait_for(tmp_path / "asleep"), made.close()), daemon=True)
     closing.start()
     with pytest.raises(WorkerError, match="were ended with the run"):
@@ -152,7 +152,7 @@ def test_cheap_rewards_start_no_process(make_config: Make) -> None:
     context = rolled_out(make_config(ONE, "execution.score_workers=2"))
     run, made = (
         stage_run(context, "score", 1, "jpeg_compressibility"),
-        ProcessExecutor(execution_of(context)),
+        ProcessExecutor(session_of(context)),
     )
     assert made.count == 2
     assert made.run(run, run.pending()) == [shard.name for shard in run.stage.shards()]
@@ -176,9 +176,7 @@ def test_who_is_scored_by_processes(make_config: Make, change: str, taken: bool)
     context = prepare(config)
     with context.ledger.work("score"):
         pass
-    assert (
-        ProcessExecutor(execution_of(context)).takes(make_stage(context, "score", 1, config.rewards[0].slot)) is taken
-    )
+    assert ProcessExecutor(session_of(context)).takes(make_stage(context, "score", 1, config.rewards[0].slot)) is taken
 
 
 def test_as_many_as_cores_are_left(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +190,7 @@ def test_as_many_as_cores_are_left(make_config: Make, monkeypatch: pytest.Monkey
 
 def test_one_thread_at_a_time_uses_a_reward_here(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = rolled_out(make_config("execution.score_workers=2"))
-    made, at_work = ProcessExecutor(execution_of(context)), list[str]()
+    made, at_work = ProcessExecutor(session_of(context)), list[str]()
     run = stage_run(context, "score", 1, "jpeg_compressibility")
 
     def slowly(shards: Iterator[Shard], *, on_commit: object) -> list[str]:

@@ -22,7 +22,7 @@ from flowmill.tasks.inputs.weight_sources import OPTIMIZER, Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.training.state import METRICS
-from tests.support.inside import execution_of
+from tests.support.inside import session_of
 from tests.tasks.execution.test_launch import execute
 from tests.tasks.stages.test_stages import stored
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_several_ranks_goes_on_with_any_number(
     for name in ("base", "encode", "preprocess", "policy"):
         execute(whole, name, 0)
     train(whole)
-    execution_of(whole).close()
+    session_of(whole).close()
     if optimizer == "adamw":
         check_checkpoint(whole, tmp_path / "checkpoint")
     expected, files = {file: stored(whole, 1, file) for file in FILES}, content(whole)
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_several_ranks_goes_on_with_any_number(
     with pytest.raises(LostRankError):
         train(broken)
     killer.join()
-    execution_of(broken).close()
+    session_of(broken).close()
     # In 8 bits a rounding error may lead to the next code.
     rounded = {OPTIMIZER} if optimizer == "adamw8bit" else set()
     for ranks in numbers:
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_several_ranks_goes_on_with_any_number(
         reported: list[str] = []
         again.reporter.message = reported.append  # type: ignore[method-assign]
         execute(again, "optimize", 1)
-        execution_of(again).close()
+        session_of(again).close()
         assert [line for line in reported if "training resumes after update" in line], reported
         for file, tensors in expected.items():
             found = stored(again, 1, file)
@@ -150,6 +150,6 @@ def kill_a_rank_after_a_checkpoint(context: RunContext, root: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not has_checkpoint(root):
         time.sleep(0.002)
-    assert execution_of(context).executor(RankExecutor)._launched is not None
-    (agent,) = execution_of(context).executor(RankExecutor)._launched.pids
+    assert session_of(context).executor(RankExecutor)._launched is not None
+    (agent,) = session_of(context).executor(RankExecutor)._launched.pids
     psutil.Process(agent).children()[0].kill()

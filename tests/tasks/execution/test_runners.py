@@ -75,7 +75,7 @@ def test_a_runner_whose_package_is_missing_says_what_to_install(
         check_config(make_config("execution.runner={name: ray, options: {address: '127.0.0.1:6379'}}"))
 
 
-def test_a_runner_whose_package_is_older_than_the_oldest_that_was_tested_says_what_to_install(
+def test_a_runner_whose_package_is_older_says_what_to_install(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = make_config("execution.runner={name: dask}")
@@ -160,8 +160,8 @@ def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_co
     orders = [JobSpec.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
     failing = [True]
 
-    def opened(execution: Session) -> None:
-        if execution.context.store.root.uri == orders[1].root and failing.pop():
+    def opened(session: Session) -> None:
+        if session.context.store.root.uri == orders[1].root and failing.pop():
             raise OSError("the store cannot be reached")
 
     kept = JobSession(Silent, opened)
@@ -263,12 +263,12 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     assert len(due) > 2
     committed: list[list[str]] = []
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
-    with process_state.opened(context) as execution:
+    with process_state.opened(context) as session:
         # No time at all: a task of its own for each.
         assert stages.run_shards.fn(stages.job_of(run), [astuple(shard) for shard in due[:2]], 0.0) == [due[0].name]
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
         listener = Listener(on_commit=lambda names: committed.append([*names]))
-        names = execution.executor(stages.TaskExecutor).run(run, run.pending(), listener)
+        names = session.executor(stages.TaskExecutor).run(run, run.pending(), listener)
     assert committed == [names] == [[shard.name for shard in due[1:]]]
     assert run.pending() == []
 
@@ -297,8 +297,8 @@ def test_a_wait_ends_with_the_scheduler_and_without_workers(
         monkeypatch.setattr(f"flowmill.tasks.execution.runners.{patience}", 1.0)
     context = begin_run(make_config(f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"))
     chosen = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
-    with chosen, temporary_settings({PREFECT_API_URL: prefect_server}), process_state.opened(context) as execution:
-        tasks, run = execution.executor(stages.TaskExecutor), StageRun(make_stage(context, "base", 0))
+    with chosen, temporary_settings({PREFECT_API_URL: prefect_server}), process_state.opened(context) as session:
+        tasks, run = session.executor(stages.TaskExecutor), StageRun(make_stage(context, "base", 0))
         (shard,) = run.pending()
 
         def ended(fault: str) -> None:

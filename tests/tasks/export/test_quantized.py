@@ -26,7 +26,7 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import epoch as training
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.tasks.training.test_training_stage import stopping_after
 
@@ -62,7 +62,7 @@ def exported(context: RunContext) -> Path:
 
 
 def policy_of(context: RunContext) -> Any:
-    return execution_of(context).host.trainable(context.policy_ref(1), Weights.TRAINED).policy
+    return session_of(context).host.trainable(context.policy_ref(1), Weights.TRAINED).policy
 
 
 @pytest.mark.parametrize(("quantizer", "dtype", "most"), [("int8", "float32", 0), ("int4", "bfloat16", 0.05)])
@@ -70,7 +70,7 @@ def test_texts_are_trained_as_they_are_drawn(texts: Path, quantizer: str, dtype:
     context = trained(load_config(texts, [LORA, f"model.quantize.name={quantizer}", f"model.dtype={dtype}"]))
     assert largest_gap(context) <= most
     numbers = sum(parameter.numel() for parameter in policy_of(context).model.parameters())
-    assert execution_of(context).host.loaded()["policy"] < numbers * getattr(torch, dtype).itemsize
+    assert session_of(context).host.loaded()["policy"] < numbers * getattr(torch, dtype).itemsize
 
 
 def test_peft_loads_the_adapters_next_to_a_base_that_is_rounded_or_not(texts: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_quantized_image_model_draws_texts(tmp_path: Path, tiny_base: Path) ->
         (tmp_path / "drawn.yaml").write_text(yaml.safe_dump(data))
         context = trained(load_config(tmp_path / "drawn.yaml"))
         drawn.append(context.chain.require(1, "render").ref)
-        rendering = execution_of(context).host.renderer
+        rendering = session_of(context).host.renderer
         assert rendering is not None
         layers = [
             layer.weight for layer in rendering.policy().denoisers["transformer"].modules() if isinstance(layer, Linear)

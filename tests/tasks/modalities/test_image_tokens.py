@@ -31,7 +31,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import picture, write_jsonl
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
 from tests.support.unified_models import TEMPLATE, unified_data
 
 _LORA = "model.lora={rank: 2, targets: [q_proj, down_proj]}"
@@ -80,7 +80,7 @@ def test_replay_is_exact_in_float32(trained: RunContext) -> None:
 
 
 def test_stored_images_are_those_of_the_stored_tokens(trained: RunContext) -> None:
-    policy: Any = execution_of(trained).host.trainable(trained.policy_ref(2)).policy
+    policy: Any = session_of(trained).host.trainable(trained.policy_ref(2)).policy
     assert isinstance(policy, Janus)
     for pixels, tokens, log_probs in images_of(trained, 1).values():
         assert len(log_probs) == 16
@@ -124,7 +124,7 @@ def test_the_export_draws_in_plain_transformers(trained: RunContext, tmp_path: P
     plain = PeftModel.from_pretrained(plain, folder)
     inputs = AutoProcessor.from_pretrained(folder)(text='"20"', generation_mode="image", return_tensors="pt")
     ids = plain.generate(**inputs, generation_mode="image", guidance_scale=3.0, do_sample=False)
-    held: Any = execution_of(trained).host.trainable(trained.policy_ref(2))
+    held: Any = session_of(trained).host.trainable(trained.policy_ref(2))
     row = torch.cat([inputs["input_ids"], ids + held.policy.texts], 1)
     with torch.no_grad():
         own = held.policy.logits(row)[0, inputs["input_ids"].shape[1] - 1 : -1].argmax(-1)

@@ -40,7 +40,7 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
 from tests.support.language_models import texts_data, write_language_model
 
 
@@ -292,7 +292,7 @@ def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_the
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(folder)
-    held = execution_of(context).host.trainable(context.policy_ref(2))
+    held = session_of(context).host.trainable(context.policy_ref(2))
     for name, parameter in held.policy.model.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
     assert AutoTokenizer.from_pretrained(folder)("1+2=").input_ids == character_tokenizer()("1+2=").input_ids

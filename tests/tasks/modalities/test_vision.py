@@ -29,7 +29,7 @@ from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import evaluate, execution_of, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
 from tests.support.vision_classes import vision_data
 
 
@@ -168,7 +168,7 @@ def test_the_export_is_what_was_evaluated(trained: RunContext) -> None:
     folder = exported_folder(trained.store, trained.chain.require(2, "export").ref)
     base = AutoModelForImageTextToText.from_pretrained(str(trained.config.model.path))
     plain = PeftModel.from_pretrained(base, folder)
-    host = execution_of(trained).host
+    host = session_of(trained).host
     held: Any = host.trainable(trained.policy_ref(2))
     (prompt, *_) = trained.prompts["train"]
     ids = read_prompts(trained, held.policy).prompts.of(prompt)

@@ -19,7 +19,7 @@ from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runtime.devices import allocator_advice
 from flowmill.tasks.runtime.hardware_info import computing_facts
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, session_of
 
 Make = Callable[..., RunConfig]
 SAMPLING = frozenset({Part.DENOISER, Part.VAE})
@@ -29,14 +29,14 @@ def test_text_encoders_are_let_go_when_a_stage_does_not_need_them(make_config: M
     context = begin_run(make_config())
     StageRun(make_stage(context, "base", 0)).execute()
     StageRun(make_stage(context, "encode", 0)).execute()
-    assert set(execution_of(context).host.loaded()) == {"encoder"}
-    assert execution_of(context).host.loaded()["encoder"] > 0
+    assert set(session_of(context).host.loaded()) == {"encoder"}
+    assert session_of(context).host.loaded()["encoder"] > 0
     for name in ("preprocess", "policy"):
         StageRun(make_stage(context, name, 0)).execute()
     StageRun(make_stage(context, "rollout", 1)).execute()
-    assert set(execution_of(context).host.loaded()) == {"policy"}
-    execution_of(context).close()
-    assert execution_of(context).host.loaded() == {}
+    assert set(session_of(context).host.loaded()) == {"policy"}
+    session_of(context).close()
+    assert session_of(context).host.loaded() == {}
 
 
 def test_each_part_is_loaded_once_in_a_run(make_config: Make) -> None:
@@ -44,17 +44,17 @@ def test_each_part_is_loaded_once_in_a_run(make_config: Make) -> None:
     for epoch in (1, 2):
         run_epoch(context, epoch)
         StageRun(make_stage(context, "evaluate", epoch)).execute()
-    assert execution_of(context).host.loads == {"text": 1, "denoiser": 1, "vae": 1}
+    assert session_of(context).host.loads == {"text": 1, "denoiser": 1, "vae": 1}
 
 
 def test_a_policy_that_was_just_trained_is_that_of_its_artifact(make_config: Make) -> None:
     context = prepare(make_config())
     run_epoch(context, 1)
-    kept = execution_of(context).host.trainable(context.policy_ref(1))
+    kept = session_of(context).host.trainable(context.policy_ref(1))
     trained = {name: value.clone() for name, value in kept.state().items()}
-    fresh = execution_of(open_run(context.store.root.uri, "small")).host.trainable(context.policy_ref(1)).state()
+    fresh = session_of(open_run(context.store.root.uri, "small")).host.trainable(context.policy_ref(1)).state()
     assert all(torch.equal(trained[name], fresh[name]) for name in fresh)
-    base = execution_of(context).host.trainable(context.policy_ref(0), Weights.BEHAVIOR).state()
+    base = session_of(context).host.trainable(context.policy_ref(0), Weights.BEHAVIOR).state()
     assert any(not torch.equal(base[name], fresh[name]) for name in fresh)
 
 
@@ -63,7 +63,7 @@ def test_a_record_says_what_was_held_and_the_peak(make_config: Make) -> None:
     run = StageRun(make_stage(context, "rollout", 1))
     run.execute()
     memory = context.store.shards(run.ref)[0].producer["memory"]
-    assert memory["policy"] == execution_of(context).host.loaded()["policy"]
+    assert memory["policy"] == session_of(context).host.loaded()["policy"]
     assert memory["peak"] > memory["policy"]
 
 
@@ -112,7 +112,7 @@ def test_the_decoder_leaves_the_device_while_nothing_is_decoded(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = prepare(make_config())
-    host = execution_of(context).host
+    host = session_of(context).host
     policy = host.trainable(context.policy_ref(0)).policy
     moves: list[torch.device] = []
     policy.move_decoder = moves.append  # type: ignore[method-assign]
@@ -126,7 +126,7 @@ def test_the_decoder_leaves_the_device_while_nothing_is_decoded(
 def test_a_process_that_trains_first_keeps_the_decoder_off_the_device(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = execution_of(prepare(make_config())).host
+    host = session_of(prepare(make_config())).host
     policy, moves = host.load(SAMPLING), []  # type: ignore[var-annotated]
     policy.move_decoder = moves.append  # type: ignore[method-assign]
     host.release()
@@ -197,8 +197,8 @@ def test_more_processes_than_devices_are_refused_before_any_is_started(
     accelerators("cuda", 2)
     context = begin_run(make_config("execution.processes=3"))
     with pytest.raises(ConfigError, match=r"Set execution\.processes to 2 or less"):
-        execution_of(context).executor(RankExecutor).start()
-    assert execution_of(context).executor(RankExecutor).starts == 0
+        session_of(context).executor(RankExecutor).start()
+    assert session_of(context).executor(RankExecutor).starts == 0
 
 
 @pytest.mark.parametrize("accelerated", [False, True])

@@ -28,7 +28,7 @@ from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import execution_of, make_stage, prepare
+from tests.support.inside import make_stage, prepare, session_of
 from tests.tasks.stages.test_stages import weights
 from tests.tasks.training.test_training_stage import collect, stopping_after
 
@@ -78,7 +78,7 @@ def digest_of(context: RunContext) -> str | None:
 
 def held(config: RunConfig) -> tuple[TrainingRewards, Any]:
     context = prepare(config)
-    host = execution_of(context).host
+    host = session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     return TrainingRewards(config, host), host
 
@@ -147,7 +147,7 @@ def test_a_batch_is_states_of_rollouts_with_what_rewards_are_told(make_config: M
     collect(context, 1)
     stage = make_stage(context, "optimize", 1)
     assert Part.VAE in stage.parts
-    data, host = TrainingData(context, stage.policy_kind, 1, stage.inputs()), execution_of(context).host
+    data, host = TrainingData(context, stage.policy_kind, 1, stage.inputs()), session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     samples = data.samples(host)
     steps = context.config.rollout.steps

@@ -25,7 +25,7 @@ from flowmill.models.policies.parts import Part
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.check_data import check_data
-from flowmill.tasks.inputs.components import make_algorithm, open_trajectory_store
+from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.describe import describe_run
@@ -41,7 +41,7 @@ from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking.descriptions import description
 from flowmill.tasks.training.data import TrainingData
 from tests.support.given import pairs, picture, png, rated, singles, write_form, write_jsonl
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
 from tests.support.language_models import texts_data
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
@@ -79,7 +79,7 @@ def samples_of(context: RunContext) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 def test_images_are_encoded_once_by_the_policys_autoencoder(given: Make) -> None:
     context = prepare(given(singles()))
-    policy = cast(DiffusionPolicy, execution_of(context).host.load(frozenset({Part.VAE})))
+    policy = cast(DiffusionPolicy, session_of(context).host.load(frozenset({Part.VAE})))
     for (text, latents, media), row in zip(samples_of(context), singles(), strict=True):
         assert text == row["prompt"]
         fitted = np.asarray(Image.fromarray(np.asarray(row["image"])).crop((0, 2, 40, 22)).resize((32, 16), 1))
@@ -142,7 +142,7 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     """The mean error of velocities over the same latents, levels and noise, with AdamW on all weights."""
     config = given(singles(), SFT, "optimize.updates_per_epoch=1")
     context = prepare(config)
-    host = execution_of(context).host
+    host = session_of(context).host
     stage = make_stage(context, "optimize", 1)
     for epoch in (1, 2):
         StageRun(make_stage(context, "advantage", epoch)).execute()
@@ -230,7 +230,7 @@ def test_buckets_that_cannot_work_are_refused(
         check_config(config, rewards=False)
     packed = config.model_copy(update={"model": config.model.model_copy(update={"policy": "flux1"})})
     with pytest.raises(ConfigError, match=r"model\.policy 'flux1' is trained on samples of one"):
-        check_data(RunPlan(packed), make_algorithm(config).requires)
+        check_data(RunPlan(packed))
 
 
 def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Make, tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
     ref = context.chain.ref(Node(0, "ingest"))
     opener = open_trajectory_store(config.rollout.store)
     shard = opener.open(context.store.files(ref, context.store.shards(ref)[0]))
-    tokenizer = cast(Any, execution_of(context).host.trainable(context.policy_ref(0))).policy.tokenizer
+    tokenizer = cast(Any, session_of(context).host.trainable(context.policy_ref(0))).policy.tokenizer
     tokens, mask = shard.array("tokens", 0), shard.array("token_mask", 0).astype(bool)
     assert tokenizer.decode(tokens[mask][:-1]) == "4"
     assert tokens[-1] == tokenizer.eos_token_id
@@ -465,7 +465,7 @@ def test_texts_after_the_prompts_of_others(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(data))
     context = prepare(load_config(path))
     StageRun(make_stage(context, "advantage", 1)).execute()
-    stage, host = make_stage(context, "optimize", 1), execution_of(context).host
+    stage, host = make_stage(context, "optimize", 1), session_of(context).host
     inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
     made = TrainingData(context, stage.policy_kind, 1, inputs)
     samples = made.samples(host)

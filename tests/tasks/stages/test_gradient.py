@@ -36,7 +36,7 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, session_of
 
 Make = Callable[..., RunConfig]
 
@@ -101,7 +101,7 @@ def test_what_is_stored_is_how_the_reward_changes_with_the_latents(make_config: 
     context = prepare(make_config(*DIGITS))
     scored(context)
     ref = gradient(context)
-    stored, host = StoredGradients(context.store, [ref]), execution_of(context).host
+    stored, host = StoredGradients(context.store, [ref]), session_of(context).host
     policy, reward = cast(Any, host.decoding()), cast(Any, host.rewards.of(context.config.rewards[0]))
     rows = {row["sample_id"]: row for row in read_rows(context.store, ref).to_pylist()}
     for sample, prompt, latents in samples(context)[:3]:
@@ -191,7 +191,7 @@ def test_gradients_of_several_rewards_are_summed_by_weight(make_config: Make) ->
     StageRun(make_stage(context, "advantage", 1)).execute()
     stage = make_stage(context, "optimize", 1)
     data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
-    host = execution_of(context).host
+    host = session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     found = data.samples(host)
     units = data.plan(found)[0].slice(0, 2)
@@ -245,7 +245,7 @@ def test_a_reward_of_latents_needs_no_decoder(make_config: Make) -> None:
     stored = StoredGradients(context.store, [gradient(context, config.rewards[0].slot)])
     for sample, _, latents in samples(context):
         np.testing.assert_allclose(stored.of(sample), 2 * latents / latents.size, rtol=2e-3, atol=1e-6)
-    assert execution_of(context).host.loads["vae"] == 0
+    assert session_of(context).host.loads["vae"] == 0
 
 
 def test_damage_is_found_and_named(make_config: Make) -> None:

@@ -26,7 +26,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tests.conftest import ConfigFactory
 from tests.support.foreign_adapters import plain_peft, written
-from tests.support.inside import evaluate, execution_of, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
@@ -64,7 +64,7 @@ def test_the_evaluation_before_training_is_that_of_the_pipeline_with_the_adapter
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     quiet_libraries()
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(tiny_base)
-    policy = execution_of(context).host.trainable(context.policy_ref(0)).policy
+    policy = session_of(context).host.trainable(context.policy_ref(0)).policy
     assert isinstance(policy, DiffusionPolicy)
     steps = context.config.evaluate.steps or context.config.rollout.steps
     call = policy.pipeline_call(steps, None)

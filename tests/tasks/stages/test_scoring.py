@@ -29,7 +29,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.clip import write_latent_head
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch, run_stage, stage_run
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.support.serving import served, spoiling
 
 Make = Callable[..., RunConfig]
@@ -275,12 +275,12 @@ def test_latents_are_scored_without_any_decoder(make_config: Make, tmp_path: Pat
     ))  # fmt: skip
     run_epoch(context, 1)
     evaluate(context, 1)
-    assert execution_of(context).host.loads["vae"] == 0
-    assert execution_of(context).host.loads["denoiser"] == 1
+    assert session_of(context).host.loads["vae"] == 0
+    assert session_of(context).host.loads["denoiser"] == 1
     with_images = prepare(make_config("rollout.media.latents=true", f"rewards=[{{name: '{LATENT}', label: l}}]",
                                       "run.name=decoded", f"rollout.store={store}"))  # fmt: skip
     run_epoch(with_images, 1)
-    assert execution_of(with_images).host.loads["vae"] == 1
+    assert session_of(with_images).host.loads["vae"] == 1
     assert rewards_of(context, "l") == rewards_of(with_images, "l"), "the same latents, whether decoded or not"
     assert advantages_of(context) == advantages_of(with_images)
 

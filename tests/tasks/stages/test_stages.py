@@ -44,7 +44,7 @@ from flowmill.tasks.stages.rollout import RolloutStage
 from flowmill.tasks.stages.stage import Shard
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.reference import advantages as slow
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
 
 Make = Callable[..., RunConfig]
 
@@ -80,9 +80,9 @@ def stored(context: RunContext, epoch: int, file: str) -> dict[str, torch.Tensor
 
 def base_weights(context: RunContext) -> dict[str, torch.Tensor]:
     """Return the base model's weights as trained parameters."""
-    held = execution_of(context).host.trainable(context.policy_ref(0))
+    held = session_of(context).host.trainable(context.policy_ref(0))
     names = [name for name, _ in held.named_parameters()]
-    return dict(zip(names, execution_of(context).host.stored_weights(None), strict=True))
+    return dict(zip(names, session_of(context).host.stored_weights(None), strict=True))
 
 
 def assert_same_trajectories(one: RunContext, other: RunContext) -> None:
@@ -214,7 +214,7 @@ def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
     )
     ref = execute(other, "score", 1, "kb")
     assert other.ledger.stages() == ["score"]
-    assert execution_of(other).host.loaded() == {}
+    assert session_of(other).host.loaded() == {}
     before = context.chain.require(1, "score", "jpeg_compressibility").ref
     means = [context.store.require(each).summary["mean"] for each in (ref, before)]
     assert means[0] == pytest.approx(500 * means[1], rel=1e-5)
@@ -401,9 +401,9 @@ def test_the_behavior_policy_follows_slowly_and_rolls_out(make_config: Make) -> 
     base = base_weights(context)
     for name in new:
         torch.testing.assert_close(behavior[name], torch.lerp(new[name], base[name], 0.1))
-    held = execution_of(context).host.trainable(context.policy_ref(1), Weights.BEHAVIOR).state()
+    held = session_of(context).host.trainable(context.policy_ref(1), Weights.BEHAVIOR).state()
     assert all(torch.equal(held[name], behavior[name]) for name in held)
-    averaged = execution_of(context).host.trainable(context.policy_ref(1), Weights.AVERAGE).state()
+    averaged = session_of(context).host.trainable(context.policy_ref(1), Weights.AVERAGE).state()
     assert all(torch.equal(averaged[name], new[name]) for name in averaged)
 
 
@@ -699,7 +699,7 @@ def test_whole_numbers_of_conditioning_are_not_rounded(make_config: Make, monkey
 
     monkeypatch.setattr(RunContext, "embeddings", Cache())
     context = begin_run(make_config("model.dtype=bfloat16"))
-    rows = conditioning_of(context, execution_of(context).host, [StoredPrompt(id="p", text="a cat")]).positive
+    rows = conditioning_of(context, session_of(context).host, [StoredPrompt(id="p", text="a cat")]).positive
     assert rows["prompt_embeds"].dtype == torch.bfloat16
     assert rows["text_ids"].tolist() == [list(range(512))]
 

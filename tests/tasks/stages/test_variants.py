@@ -16,7 +16,6 @@ from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError, DataError, FlowmillError
 from flowmill.configs.load import load_config
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.choices.given import drawn_variants, epoch_groups
@@ -30,12 +29,11 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
-from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 from tests.conftest import ROOT
 from tests.support.given import pairs, picture, rated, singles, write_jsonl
-from tests.support.inside import execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, plan_requiring, prepare, run_epoch, session_of
 from tests.tasks.stages.test_given import SFT, Make, given, samples_of
 
 __all__ = ["given"]
@@ -180,7 +178,7 @@ def test_rows_train_with_the_caption_that_was_drawn_or_without_one(given: Make, 
     assert "" not in {prompt.text for prompt in context.prompts["train"]}, "evaluations have captions"
     shown = RunView(context).samples(2)
     assert shown["prompt"].to_pylist() == found[1]
-    host, stage = execution_of(context).host, make_stage(context, "optimize", 2)
+    host, stage = session_of(context).host, make_stage(context, "optimize", 2)
     inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(2, "advantage"))]
     data = TrainingData(context, stage.policy_kind, 2, inputs)
     samples = data.samples(host)
@@ -204,7 +202,7 @@ def test_the_loss_of_prior_rows_is_multiplied(given: Make, tmp_path: Path) -> No
         assert check_config(context.config).samples_per_epoch == 6
         columns = trained(context, 1)
         assert sorted(columns["advantage"]) == [weight] * 3 + [1.0] * 3
-        host, stage = execution_of(context).host, make_stage(context, "optimize", 1)
+        host, stage = session_of(context).host, make_stage(context, "optimize", 1)
         inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
         data = TrainingData(context, stage.policy_kind, 1, inputs)
         samples = data.samples(host)
@@ -315,8 +313,8 @@ def test_settings_of_images_are_refused_for_texts_and_for_edits(given: Make, sec
     config = given(singles(), SFT, **section)
     texts = config.model_copy(update={"model": config.model.model_copy(update={"kind": "tokens"})})
     with pytest.raises(ConfigError, match=r"data\.\w+ is for denoisers of images and films, but model.policy '\w+' is"):
-        check_data(RunPlan(texts), Requirements(advantages=False, data="forward"))
+        check_data(plan_requiring(texts, advantages=False, data="forward"))
     if {*section} & {"flip", "crop"}:
         edits = given(singles(), SFT, **section, prompt_image="source")
         with pytest.raises(ConfigError, match=r"the images of data\.prompt_image would stay"):
-            check_data(RunPlan(edits), Requirements(advantages=False, data="forward"))
+            check_data(plan_requiring(edits, advantages=False, data="forward"))

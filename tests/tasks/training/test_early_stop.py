@@ -25,7 +25,7 @@ from flowmill.tasks.metrics.tracked import epoch_content
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runtime.ranks import Ranks
-from tests.support.inside import execution_of, make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, session_of
 from tests.tasks.stages.test_stages import Stop, stop_after
 from tests.tasks.training.test_updates import Linear, train
 
@@ -131,7 +131,7 @@ def test_the_only_update_of_an_epoch_is_undone(make_config: Make, trained: list[
     assert next(each for each in said if "stop_kl" in each).startswith("epoch 1: with update 1 of 1 the policy is ")
     first, second = (files_of(policy_folder(context.store, context.policy_ref(epoch))) for epoch in (1, 2))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
-    start = execution_of(context).host.trainable(context.policy_ref(0)).state()
+    start = session_of(context).host.trainable(context.policy_ref(0)).state()
     torch.testing.assert_close(first[Weights.TRAINED.value], start, rtol=0, atol=0)
     assert not first.get("optimizer.safetensors")
 
