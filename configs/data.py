@@ -9,10 +9,30 @@ from pydantic import Field, model_validator
 
 from flowmill.configs.base import Later, Section
 
-#: Parts of a row that have a setting each.
-ROLES = ("prompt", "prompt_image", "sample", "messages", "chosen", "rejected", "rating")
+#: Parts of a row, and the names of their columns where none are set; each is also a short setting: ``data.sample``.
+USUAL_COLUMNS: Mapping[str, str | None] = {
+    "prompt": "prompt",
+    "prompt_image": None,
+    "sample": "image",
+    "messages": None,
+    "chosen": None,
+    "rejected": None,
+    "rating": None,
+}
 #: Samples of which another column says which is preferred, and what says how they are rated.
 _PLACES, _HOW = {"first": "chosen", "second": "rejected"}, ("preferred", "rank")
+
+
+def spelled_out(section: Any) -> Any:
+    """Return a section of data with its short settings under ``columns``, but for those that contradict it."""
+    columns = section.get("columns") or {} if isinstance(section, Mapping) else None
+    if not isinstance(columns, Mapping):
+        return section
+    short = {role: section[role] for role in USUAL_COLUMNS if role in section}
+    moved = {role: name for role, name in short.items() if columns.get(role, name) == name or name is None}
+    # Null takes back a name, as one of a preset.
+    rest = {name: value for name, value in section.items() if name not in moved}
+    return {**rest, "columns": {**columns, **moved}} if moved else section
 
 
 class PriorSection(Section):
@@ -47,27 +67,14 @@ class DataSection(Section):
     """Rows of the same columns, named as `train` is, that are not trained on: their loss is a figure of each
     evaluation. A row of `train` with a prompt or sample of theirs cannot be used."""
     columns: Annotated[dict[str, str], Later()] = Field({})
-    """Column of each part of a row, where the names of columns do not say it: prompt, prompt_image, sample, messages,
-    chosen and rejected, or first, second and preferred (1, A or first; 0, B or second; 0.5 or tie), rating, or rank
-    (1 is best). A column may lie in another (input.messages), and the prompt be a text of several
-    ("{instruction}\\n{input}"). A list of samples has a list of ratings. The first seven are also settings of their
-    own."""
-    prompt: str = "prompt"
-    """Column of the prompt; in tars the extension of its member, such as txt; empty for texts without a prompt."""
-    prompt_image: Annotated[str | None, Later()] = None
-    """Column of the input images of the prompt, as `prompts.image`, for families whose prompts have some."""
-    sample: str = "image"
-    """Column of the sample: the path of an image or clip below the folder of the rows, or a text. A clip has its sound
-    in the same file."""
-    chosen: str | None = None
-    """Column of the better sample of a pair; instead of 'sample'."""
-    rejected: str | None = None
-    """Column of the worse sample of a pair."""
-    messages: Annotated[str | None, Later()] = None
-    """Column of chats, instead of 'prompt' and 'sample': lists of messages with role (system, user, assistant) and
-    content. Every answer of the assistant is trained on, but those of weight 0."""
-    rating: str | None = None
-    """Column of the rating of a sample."""
+    """Column of each part of a row, where the names of columns do not say it: prompt (in tars the extension of its
+    member, such as txt; empty for texts without a prompt); prompt_image, as `prompts.image`; sample, the path of an
+    image or clip below the folder of the rows, or a text, or a list of them; instead, chosen and rejected, or first,
+    second and preferred (1, A or first; 0, B or second; 0.5 or tie); instead of prompt and sample, messages: lists of
+    messages with role (system, user, assistant) and content, of which every answer is trained on but those of weight
+    0; rating, or rank (1 is best), of a list a list. A column may lie in another (input.messages), and the prompt be a
+    text of several ("{instruction}\\n{input}"). Those but first, second, preferred and rank are also short settings:
+    `data.sample`."""
     scale: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest rating; a rating outside is refused. False and true are 0 and 1."""
     neutral: float | None = None
@@ -105,31 +112,29 @@ class DataSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _by_role(cls, value: Any) -> Any:
-        columns = value.get("columns") if isinstance(value, Mapping) else None
-        if not isinstance(columns, Mapping) or not columns:
+        value = spelled_out(value)
+        if not isinstance(value, Mapping) or not isinstance(value.get("columns"), Mapping):
             return value
-        named = {_PLACES.get(role, role): column for role, column in columns.items()}
-        if unknown := next((role for role in named if role not in (*ROLES, *_HOW)), None):
-            roles = ", ".join((*ROLES, *_PLACES, *_HOW))
-            raise ValueError(f"data.columns names a column for '{unknown}', but the parts of a row are {roles}")
-        own = {role: column for role, column in named.items() if role in ROLES}
-        if double := next((role for role in own if value.get(role) not in (None, own[role])), None):
+        if double := next((role for role in USUAL_COLUMNS if role in value), None):
             raise ValueError(f"data.{double} and data.columns name different columns for '{double}': remove one")
-        ranked = {"rating": named["rank"]} if "rank" in named else {}
-        return {**value, **ranked, **own, "columns": {role: named[role] for role in _HOW if role in named}}
+        named = {_PLACES.get(role, role): column for role, column in value["columns"].items()}
+        if unknown := next((role for role in named if role not in (*USUAL_COLUMNS, *_HOW)), None):
+            roles = ", ".join((*USUAL_COLUMNS, *_PLACES, *_HOW))
+            raise ValueError(f"data.columns names a column for '{unknown}', but the parts of a row are {roles}")
+        usual = {**USUAL_COLUMNS, "rating": named.get("rank")}
+        special = {role: name for role, name in named.items() if name is not None and name != usual.get(role)}
+        return {**value, "columns": special}
 
     @model_validator(mode="after")
     def _whole(self) -> DataSection:
         if (self.chosen is None) != (self.rejected is None):
-            raise ValueError("data.chosen and data.rejected belong together: name both columns, or neither")
+            raise ValueError("data.columns: chosen and rejected belong together: name both columns, or neither")
         if self.paired and self.messages is not None:
-            raise ValueError("data.messages names chats and data.chosen pairs: remove one of the two")
+            raise ValueError("data.columns: messages names chats and chosen pairs: remove one of the two")
         if self.prompt_image is not None and self.messages is not None:
-            raise ValueError("data.messages names chats, which are texts, and data.prompt_image images: remove one")
+            raise ValueError("data.columns: messages names chats, which are texts, and prompt_image images: remove one")
         if self.paired and self.rating is not None:
-            raise ValueError(
-                "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"
-            )
+            raise ValueError("data.columns: rating belongs to single samples, and chosen names pairs: remove one")
         if isinstance(self.repeats, int) and self.repeats < 1:
             raise ValueError(f"data.repeats is {self.repeats}; a row counts once or more. Remove it, or raise it")
         if self.windows != type(self).model_fields["windows"].default and self.crop != "random":
@@ -142,10 +147,39 @@ class DataSection(Section):
         return self
 
     @property
-    def named(self) -> dict[str, str]:
-        """The columns by role whose names are not the usual ones."""
-        usual = {role: type(self).model_fields[role].default for role in ROLES}
-        return {role: name for role in ROLES if (name := getattr(self, role)) != usual[role]} | self.columns
+    def prompt(self) -> str:
+        """Column of the prompt; empty for texts without one."""
+        return self.columns.get("prompt", "prompt")
+
+    @property
+    def prompt_image(self) -> str | None:
+        """Column of the input images of the prompt."""
+        return self.columns.get("prompt_image")
+
+    @property
+    def sample(self) -> str:
+        """Column of the sample."""
+        return self.columns.get("sample", "image")
+
+    @property
+    def chosen(self) -> str | None:
+        """Column of the better sample of a pair."""
+        return self.columns.get("chosen")
+
+    @property
+    def rejected(self) -> str | None:
+        """Column of the worse sample of a pair."""
+        return self.columns.get("rejected")
+
+    @property
+    def messages(self) -> str | None:
+        """Column of chats."""
+        return self.columns.get("messages")
+
+    @property
+    def rating(self) -> str | None:
+        """Column of the rating, or of the rank, of a sample."""
+        return self.columns.get("rating", self.columns.get("rank"))
 
     @property
     def paired(self) -> bool:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flowmill.configs.algorithm_defaults import without_followers
+from flowmill.configs.data import spelled_out
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.import_paths import import_from
 from flowmill.configs.overrides import apply_overrides, blamed, read_yaml
@@ -268,6 +269,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     result = dict(base)
     for key, value in changes.items():
         below = result.get(key)
+        if key == "data":
+            below, value = spelled_out(below), spelled_out(value)
         if isinstance(value, dict) and isinstance(below, dict) and "name" not in value:
             result[key] = merged(below, value)
         else:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from flowmill.configs.data import USUAL_COLUMNS
 from flowmill.configs.errors import ConfigError
 
 #: Parts of an address that messages do not repeat.
@@ -102,7 +103,9 @@ def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:
 
 
 def _keys(override: str) -> list[str]:
-    return override.partition("=")[0].strip().split(".")
+    keys = override.partition("=")[0].strip().split(".")
+    is_short = keys[0] == "data" and len(keys) == 2 and keys[1] in USUAL_COLUMNS
+    return ["data", "columns", keys[1]] if is_short else keys
 
 
 def _set(data: dict[str, Any], keys: list[str], value: object, override: str) -> None:

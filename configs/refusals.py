@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ def setting_value(config: RunConfig, setting: str) -> Any:
     """Return a setting's value; None if its section is absent."""
     section: Any = config
     for each in setting.split("."):
-        section = None if section is None else getattr(section, each)
+        if section is not None:
+            section = section.get(each) if isinstance(section, Mapping) else getattr(section, each)
     return section
 
 

@@ -40,7 +40,7 @@ def _missing(facts: Trained, data: DataSection) -> Iterator[Refusal]:
         yield Refusal(
             "data",
             "the rows have neither pairs nor ratings",
-            "Set data.chosen and data.rejected, or data.rating, or use the algorithm 'sft'",
+            "Set chosen and rejected of data.columns, or rating, or use the algorithm 'sft'",
             f"data: {facts.algorithm} compares samples, but",
         )
 
@@ -68,7 +68,7 @@ def _images(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusa
         )
     if data.rating is not None and data.buckets and facts.requires.unit != "row":
         yield Refusal(
-            "data.rating",
+            "data.columns.rating",
             f"{facts.algorithm} compares them at equal noise",
             "Remove it, or give pairs",
             "data.buckets gives rated images of one prompt several sizes, but",
@@ -82,13 +82,13 @@ def _images(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusa
         )
     if data.prompt_image is None and plan.most_images:
         yield Refusal(
-            "data.prompt_image",
+            "data.columns.prompt_image",
             f"the prompts of model.policy '{policy}' come with images",
             "Name their column",
-            "data.prompt_image is not set, but",
+            "data.columns.prompt_image is not set, but",
         )
     if data.prompt_image is not None and plan.most_images == 0:
-        yield Refusal("data.prompt_image", f"model.policy '{policy}' takes no image", "Remove it")
+        yield Refusal("data.columns.prompt_image", f"model.policy '{policy}' takes no image", "Remove it")
 
 
 def _variants(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusal]:
@@ -101,13 +101,13 @@ def _variants(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refu
         yield Refusal(setting, f"model.policy '{config.model.policy}' is none", "Remove it", where)
     for setting in used if data.prompt_image is not None else ():
         if setting in ("data.flip", "data.crop"):
-            why = "the images of data.prompt_image would stay as they are"
+            why = "the images of data.columns.prompt_image would stay as they are"
             yield Refusal(setting, why, "Remove it", f"{setting} changes samples, but")
     if data.prior is not None and (requires.advantages or data.rating is not None):
         yield Refusal(
             "data.prior",
             "its rows have neither pairs nor ratings",
-            "Remove it, or use the algorithm 'sft' without data.rating",
+            "Remove it, or use the algorithm 'sft' without ratings",
             "data.prior goes with samples of one kind:",
         )
 

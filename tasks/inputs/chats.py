@@ -70,7 +70,7 @@ def read_messages(value: Any, name: str) -> list[Message]:
     if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
         raise DataError(
             f"{name} is no list of messages, each with a role ({', '.join(_ROLES)}) and a text as content. Mend the "
-            "row, or set data.messages."
+            "row, or set data.columns.messages."
         )
     return [_message(each, f"{name}: message {number}") for number, each in enumerate(listed, 1)]
 

@@ -67,7 +67,7 @@ def shaped(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> 
     """
     parts = [section.prompt, *_samples(section), *filter(None, (section.rating, section.prompt_image))]
     listed = not section.paired and section.messages is None and isinstance(row.get(section.sample), list)
-    if not listed and not section.columns and all(name in row for name in parts):
+    if not listed and not {"preferred", "rank"} & {*section.columns} and all(name in row for name in parts):
         return (row,)
     try:
         whole = _with_parts(row, section, parts)

@@ -120,7 +120,7 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
         texts: all samples are texts, whatever they end in.
     """
     prompt, samples, columns = _contents(row, section, place, texts)
-    setting = "data.prompt" if section.trained else None
+    setting = "data.columns.prompt" if section.trained else None
     may_be_empty = not section.trained or section.prompt == ""
     captions = _captions(prompt, place, setting) if section.captions == "several" else ()
     prompt = captions[0] if captions else prompt
@@ -129,7 +129,7 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
     named = section.prompt_image
     if named is not None and any(sample.is_chat for sample in samples):
         raise DataError(f"{place}: images come before a prompt alone, not into a chat of several messages. Remove it.")
-    image = None if named is None else images_of(row, named, place, "data.prompt_image")
+    image = None if named is None else images_of(row, named, place, "data.columns.prompt_image")
     tie = section.paired and str(row.get("tie", "")).strip().lower() in _TRUE
     if tie and section.trained:
         raise DataError(f"{place} is a tie: neither sample is better, so there is nothing to learn. Remove the row.")
@@ -230,7 +230,7 @@ def _number(cell: Any) -> float | None:
 
 def _remedy(section: DataSection, option: str, verb: str = "Add") -> str:
     """Return the remedy for a column that rows lack; the columns of judgments have names that no setting changes."""
-    return f"{verb} it, or {f'set data.{option} to another' if section.trained else 'rename its'} column."
+    return f"{verb} it, or {f'set data.columns.{option} to another' if section.trained else 'rename its'} column."
 
 
 def _sample(row: Mapping[str, Any], option: str, section: DataSection, place: RowLocation, texts: bool) -> DataFile:

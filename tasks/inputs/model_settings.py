@@ -119,7 +119,10 @@ def check_reference_images(plan: ResolvedConfig, prompts: Sequence[Prompt]) -> N
     if not most:
         return
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
-    columns = {"prompts.image": config.prompts.image, "data.prompt_image": config.data and config.data.prompt_image}
+    columns = {
+        "prompts.image": config.prompts.image,
+        "data.columns.prompt_image": config.data and config.data.prompt_image,
+    }
     column = " or ".join(name for name, value in columns.items() if value) or "prompts.image"
     ends = plan.family.check_ends if spec.last_frame else None
     for prompt in prompts:

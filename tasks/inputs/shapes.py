@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from flowmill.configs.data import ROLES, DataSection
+from flowmill.configs.data import DataSection
 from flowmill.configs.errors import DataError, PromptError
 from flowmill.configs.model_families import most_images
 from flowmill.configs.schema import RunConfig
@@ -91,7 +91,7 @@ def recognized(
     fitting = [shape for shape in SHAPES if shape.kind in ("", "texts" if texts else "media")]
     compared = [shape for shape in fitting if {"chosen", "rank", "rating"} & {*shape.roles}]
     plain = [shape for shape in fitting if not shape.rated]
-    tried = compared if rated and not {"chosen", "rating"} & {*named} else plain
+    tried = compared if rated and not {"chosen", "rating", "rank"} & {*named} else plain
     # Shapes that have the columns with these names come before those that have them with others.
     usual = [each for each in tried if all(named[role] in each.roles.get(role, ()) for role in named)]
     for shape in (*usual, *tried):
@@ -152,10 +152,10 @@ def with_columns(config: RunConfig, recorded: Callable[[], DataSection | None] =
     if shape is not None:
         columns = shape[1]
     elif (earlier := recorded()) is not None:
-        columns = {**earlier.named, **section.named}
+        columns = {**earlier.columns, **section.columns}
     else:
         return config
-    plain = section.model_dump(exclude={*ROLES, "columns"}, exclude_unset=True)
+    plain = section.model_dump(exclude={"columns"}, exclude_unset=True)
     return config.model_copy(update={"data": type(section)(**plain, columns=columns)})
 
 
@@ -168,7 +168,7 @@ def shape_of(config: RunConfig) -> tuple[str, dict[str, str]] | None:
         return None
     pictured = most_images(config.model.policy, config.model.options) != 0
     readings = [
-        recognized(row, section.named, texts=writes_texts(config), rated=rated, pictured=pictured)
+        recognized(row, section.columns, texts=writes_texts(config), rated=rated, pictured=pictured)
         for rated in (False, True)
     ]
     if None in readings or readings[0] == readings[1]:
@@ -178,11 +178,11 @@ def shape_of(config: RunConfig) -> tuple[str, dict[str, str]] | None:
         shape = readings[bool(make_algorithm(config).requires.advantages)]
     if shape is None or not _names_samples(section):
         return shape
-    return shape if DataSection(train=section.train, columns=shape[1]).named == section.named else None
+    return shape if DataSection(train=section.train, columns=shape[1]).columns == section.columns else None
 
 
 def _names_samples(section: DataSection) -> bool:
-    return not {"sample", "messages", "chosen"}.isdisjoint(section.named)
+    return not {"sample", "messages", "chosen"}.isdisjoint(section.columns)
 
 
 @lru_cache(maxsize=8)

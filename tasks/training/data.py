@@ -35,7 +35,7 @@ _NO_PAIR = (
 )
 _NEUTRAL = (
     "all ratings are neutral (data.neutral, or else the middle of data.scale), so optimize.algorithm '{}' learns "
-    "nothing from them. Set data.neutral to a rating between good and bad, or use 'sft' without data.rating."
+    "nothing from them. Set data.neutral to a rating between good and bad, or use 'sft' without ratings."
 )
 
 

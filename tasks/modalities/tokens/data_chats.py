@@ -29,7 +29,9 @@ def chat_tokens(prompts: Prompts, messages: Sequence[Message]) -> tuple[list[int
         messages: of user and assistant in turns; the assistant is last.
     """
     if not prompts.chat:
-        raise ConfigError("data.messages names chats, but prompts go through no chat template. Set data.prompt.")
+        raise ConfigError(
+            "data.columns.messages names chats, but prompts go through no chat template. Set data.columns.prompt."
+        )
     system = [Message(*each) for each in prompts.messages("")[:-1]]
     chat = list(messages) if messages[0].role == "system" else [*system, *messages]
     tokenizer, label = prompts.tokenizer, next(message.text for message in chat if message.role == "user")

@@ -52,7 +52,7 @@ def read_text(making: SamplingContext, sample: DataSample) -> DataText:
     """Return the token ids of a prompt and its text, which ends with an end token; or of a chat."""
     if sample.file.text is None:
         raise DataError(
-            f"{sample.file.name} is a file, but the policy writes texts. Set data.sample to a column of texts."
+            f"{sample.file.name} is a file, but the policy writes texts. Set data.columns.sample to a column of texts."
         )
     prompts = prompts_of(making.context)
     try:

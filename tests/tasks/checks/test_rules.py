@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from flowmill.configs.data import USUAL_COLUMNS
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.refusals import Refusal
@@ -225,7 +226,10 @@ def test_each_refusal_is_reached_by_a_config_and_names_a_setting(recorder: Recor
 
 def assert_setting_exists(setting: str) -> None:
     section: Any = RunConfig
-    for name in setting.split("."):
+    # The names of columns are keys of a mapping.
+    place, _, column = setting.partition("data.columns.")
+    assert not column or column in USUAL_COLUMNS, setting
+    for name in place.split(".") if place else ("data", "columns"):
         assert name in getattr(section, "model_fields", ()), setting
         annotation = section.model_fields[name].annotation
         sections = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]

@@ -63,7 +63,11 @@ LINES: dict[str, tuple[Line, dict[str, Any], str]] = {
     "an object as text": ({"prompt": "p", "text": {"a": 1}}, TEXT, "line 3 has an object as 'text'"),
     "the same row": (GOOD[0], TEXT, "line 3 repeats .*line 1"),
     "too good": ({"prompt": "p", "text": "t", "stars": 5.01}, RATED, "line 3: the rating 'stars' is 5.01"),
-    "no rating": ({"prompt": "p", "text": "t"}, RATED, "line 3 has no 'stars', the rating. Add it, or set data.rating"),
+    "no rating": (
+        {"prompt": "p", "text": "t"},
+        RATED,
+        "line 3 has no 'stars', the rating. Add it, or set data.columns.rating",
+    ),
     "a rating without end": (
         b'{"prompt": "p", "text": "t", "stars": 1e999}',
         RATED,

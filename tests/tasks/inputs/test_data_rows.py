@@ -52,10 +52,30 @@ def _started() -> list[dict[str, Any]]:
 RATED = {"rating": "stars", "scale": (1, 5)}
 BAD: list[tuple[Callable[[], list[dict[str, Any]]], dict[str, Any], Change, str]] = [
     (singles, {}, _set("prompt", " "), "line 3: the prompt is empty"),
-    (singles, {}, _set("prompt", 7), "line 3: the prompt is a number.* or set data.prompt to a column of texts"),
-    (singles, {}, lambda rows: rows[2].pop("prompt"), "no 'prompt'; it has image.* or set data.prompt to another"),
-    (singles, {}, lambda rows: rows[2].pop("image"), "line 3 has no 'image'.* or set data.sample to another column"),
-    (_started, {"prompt_image": "start"}, lambda rows: rows[2].pop("start"), "no 'start'.* set data.prompt_image to"),
+    (
+        singles,
+        {},
+        _set("prompt", 7),
+        "line 3: the prompt is a number.* or set data.columns.prompt to a column of texts",
+    ),
+    (
+        singles,
+        {},
+        lambda rows: rows[2].pop("prompt"),
+        "no 'prompt'; it has image.* or set data.columns.prompt to another",
+    ),
+    (
+        singles,
+        {},
+        lambda rows: rows[2].pop("image"),
+        "line 3 has no 'image'.* or set data.columns.sample to another column",
+    ),
+    (
+        _started,
+        {"prompt_image": "start"},
+        lambda rows: rows[2].pop("start"),
+        "no 'start'.* set data.columns.prompt_image to",
+    ),
     (singles, {}, _set("image", "nowhere.png"), "line 3: .*nowhere.png' does not exist"),
     (singles, {}, _set("image", "../secret.png"), "line 3: .*below the folder"),
     (singles, {}, _set("image", "/etc/secret.png"), "line 3: .*below the folder"),
@@ -66,7 +86,7 @@ BAD: list[tuple[Callable[[], list[dict[str, Any]]], dict[str, Any], Change, str]
         pairs,
         PAIRED,
         lambda rows: rows[2].pop("rejected"),
-        "line 3 has no 'rejected'.* or set data.rejected to",
+        "line 3 has no 'rejected'.* or set data.columns.rejected to",
     ),
     (rated, RATED, _set("stars", 6), "line 3: the rating 'stars' is 6, but the scale is 1.0 to 5.0.* set data.scale"),
     (rated, RATED, _set("stars", "good"), r"line 3: the rating 'stars' is 'good', no number\. Mend the row"),

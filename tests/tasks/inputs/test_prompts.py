@@ -276,7 +276,7 @@ def test_a_film_is_for_models_that_start_from_clips(tmp_path: Path) -> None:
     config = load_config(ROOT / "configs" / "tiny_wan21_i2v.yaml")
     given = load_config(ROOT / "configs" / "tiny_edit_sft.yaml").data
     of_rows = config.model_copy(update={"prompts": PromptsSection(heldout="held.txt"), "data": given})
-    for setting, each in (("prompts.image", config), ("data.prompt_image", of_rows)):
+    for setting, each in (("prompts.image", config), ("data.columns.prompt_image", of_rows)):
         with pytest.raises(PromptError, match=rf"^{setting}: .* the film 'film\.mp4', but model\.policy 'wan21_i2v'"):
             check_reference_images(RunPlan(each), [prompt])
 

@@ -235,7 +235,7 @@ def test_each_shape_is_recognized_and_read(form: str, tmp_path: Path) -> None:
         assert given.rows[0].samples[0].read() == png(picture(7, (4, 4)))
     # The columns that were found are found again, as a stored config has them.
     section = DataSection(train="x", columns=found[1])
-    again = recognized(row, section.named, texts=texts, rated=rated, pictured=False)
+    again = recognized(row, section.columns, texts=texts, rated=rated, pictured=False)
     assert again is not None
     assert DataSection(train="x", columns=again[1]) == section
 
@@ -348,13 +348,28 @@ def test_columns_that_two_readings_fit_are_named_or_left(
 def test_columns_are_the_settings_of_the_same_names() -> None:
     columns = {"prompt": "q", "chosen": "a", "rejected": "b"}
     assert DataSection(train="x", columns=columns) == DataSection.model_validate({"train": "x", **columns})
-    assert DataSection(train="x", columns=columns).columns == {}
+    assert DataSection(train="x", columns={**columns, "prompt": "prompt"}).columns == {"chosen": "a", "rejected": "b"}
     for wrong, message in (
         ({"columns": {"answer": "a"}}, "names a column for 'answer', but the parts of a row are prompt"),
         ({"columns": {"sample": "a"}, "sample": "b"}, "name different columns for 'sample'"),
     ):
         with pytest.raises(ValueError, match=message):
             DataSection.model_validate({"train": "x", **wrong})
+
+
+def test_a_short_setting_overrides_a_column_of_what_a_config_extends(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("extends: addition_sft\ndata: {sample: reply, train: rows.jsonl}\n")
+    assert ready(tmp_path / "own.yaml").columns == {"sample": "reply"}
+    assert ready(tmp_path / "own.yaml", "data.columns.sample=text").columns == {"sample": "text"}
+    assert ready("addition_sft", "data.sample=text").columns == {"sample": "text"}
+    pairs = ready("digits_sft", "data.chosen=null", "data.rejected=null", "data.rating=taste")
+    assert pairs.columns == {"rating": "taste"}
+
+
+def ready(config: str | Path, *overrides: str) -> DataSection:
+    data = load_config(config, list(overrides)).data
+    assert data is not None
+    return data
 
 
 def test_a_config_gets_the_columns_of_its_rows(tmp_path: Path) -> None:

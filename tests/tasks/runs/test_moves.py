@@ -37,8 +37,7 @@ NO_FILES = {
     # Texts of prompts, and names of what there is.
     *("rollout.tokens.stop", "rollout.tokens.system", "rollout.tokens.instruction", "render.answer"),
     *("rate.question", "rate.guidelines", "render.turns.comment", "render.turns.by", "render.turns.done"),
-    *("data.prompt", "data.sample", "data.chosen", "data.rejected", "data.rating", "data.keep", "data.split"),
-    *("data.messages", "data.prompt_image", "data.columns"),
+    *("data.keep", "data.split", "data.columns"),
     *("advantage.diversity", "model.attention", "render.model.attention"),
     # What draws takes none of these: 'flowmill check' refuses them.
     *("render.model.lora.start", "render.model.lora.targets"),
