@@ -82,6 +82,19 @@ def ours(base: Path, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         return {**_mean(json.loads(counts.read_text())), "peak": peak}
 
 
+def bare_name(variant: str, adapters: str = "adapters merged") -> str:
+    """Return the name of the row of a variant's bare compute."""
+    return f"{variant.replace('flowmill', 'bare compute')}, {adapters}"
+
+
+def bare(base: Path, variant: Mapping[str, Mapping[str, Any]], *, plain: bool) -> dict[str, Any]:
+    """Compute the rows of a variant and nothing else (``tools.benchmarks.bare``); return the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["-m", "tools.benchmarks.bare", str(base), json.dumps(variant), *(["--plain"] if plain else [])]
+        output, peak = take(command, Path(folder))
+    return {**json.loads(output.strip().splitlines()[-1]), "peak": peak}
+
+
 def _mean(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.mean(epoch[name] for epoch in epochs) for name in epochs[0]}
 
@@ -130,27 +143,45 @@ def check_work(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def table(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     """Return the table: the least of each column, and ratios of pairs of a round."""
-    text = "| | CPU s per epoch | over Flow-GRPO's | peak MiB | rows with gradient | without |\n" + 6 * "|---" + "|\n"
+    heads = [
+        "CPU s per epoch",
+        "over Flow-GRPO's",
+        "over the bare compute's",
+        "peak MiB",
+        "rows with gradient",
+        "without",
+    ]
+    text = f"| | {' | '.join(heads)} |\n{(len(heads) + 1) * '|---'}|\n"
     for name in rounds[0]:
         least = {key: min(each[name][key] for each in rounds) for key in ("cpu", "peak", "with_gradient", "without")}
-        ratios = sorted(each[name]["cpu"] / each[THEIRS]["cpu"] for each in rounds)
-        over = f"{least['cpu'] / min(each[THEIRS]['cpu'] for each in rounds):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        text += f"| {name} | {least['cpu']:.1f} | {over} | {least['peak']:.0f} |"
+        over = [_ratios(rounds, name, other) for other in (THEIRS, bare_name(name))]
+        text += f"| {name} | {least['cpu']:.1f} | {' | '.join(over)} | {least['peak']:.0f} |"
         text += f" {least['with_gradient']:.0f} | {least['without']:.0f} |\n"
     return text
 
 
+def _ratios(rounds: Sequence[Mapping[str, Mapping[str, Any]]], name: str, other: str) -> str:
+    """Return the ratio of the least CPU seconds of two rows, and those of the rounds; nothing without the other."""
+    if other not in rounds[0]:
+        return ""
+    ratios = sorted(each[name]["cpu"] / each[other]["cpu"] for each in rounds)
+    least = min(each[name]["cpu"] for each in rounds) / min(each[other]["cpu"] for each in rounds)
+    return f"{least:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
 def compare(checkout: Path | None, rounds: int, only: Sequence[str]) -> str:
-    """Return the table, or why there is none."""
-    if checkout is None:
-        return "peers: skipped; --flow-grpo FOLDER names a checkout of Flow-GRPO to compare with.\n"
+    """Return the table; without a checkout the one beside the bare compute."""
     found = []
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
         build_base(base)
         for number in range(rounds):
-            each = {THEIRS: theirs(checkout.resolve(), base)}
-            each |= {variant: ours(base, VARIANTS[variant]) for variant in only}
+            each = {} if checkout is None else {THEIRS: theirs(checkout.resolve(), base)}
+            for variant in only:
+                each[variant] = ours(base, VARIANTS[variant])
+                each[bare_name(variant)] = bare(base, VARIANTS[variant], plain=False)
+                if "compiled" not in variant:
+                    each[bare_name(variant, "peft's adapters")] = bare(base, VARIANTS[variant], plain=True)
             check_work(each)
             found.append(each)
             sys.stderr.write(f"round {number + 1} of {rounds}: {json.dumps(each)}\n")
