@@ -100,6 +100,7 @@ def _print_samples(run: RunContext, count: int) -> None:
 
 def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
+        from flowmill.models.engines import reach_engines
         from flowmill.tasks.checks.check import check_plan
         from flowmill.tasks.checks.try_rewards import try_rewards
         from flowmill.tasks.specs.plan import RunPlan
@@ -109,6 +110,7 @@ def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool)
             plan = RunPlan(each.config)
             check_plan(plan, rewards=False)
             rewards = try_rewards(plan)
+            reach_engines(each.config.rollout)
         from flowmill.flows import process_state
         from flowmill.flows.cli.summary import print_summary
         from flowmill.flows.pipeline import pipeline

@@ -43,7 +43,8 @@ class CompletionRequest:
 
 
 class Engine(Protocol):
-    """Draws completions. Its log-probs serve as a measure; training uses the policy's own."""
+    """Draws completions. Its log-probs serve as a measure; training uses the policy's own. If it has a method
+    ``reach``, without arguments, a run begins with that; it raises EngineError if the server does not answer."""
 
     @property
     def reloads(self) -> bool:

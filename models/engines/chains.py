@@ -109,7 +109,7 @@ class Drawing:
 
 
 class ChainEngine(Protocol):
-    """Draws chains."""
+    """Draws chains. A method ``reach`` is called as that of ``flowmill.models.engines.base.Engine``."""
 
     @property
     def tolerance(self) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
@@ -81,6 +82,19 @@ class OpenAI:
     def reloads(self) -> bool:
         """Whether this process sends weights to it."""
         return self.folder is not None
+
+    def reach(self) -> None:
+        """Wait until the server answers; raise EngineError if it does not, or refuses the key."""
+        url = f"{self.endpoint.rstrip('/')}/models"
+        with self._failures(url, key=True):
+            try:
+                self._client.send(
+                    "GET", url, lambda answer: None, most=_MOST, headers=openai_headers(self.key_variable)
+                )
+            except RefusedError as refused:
+                # A server without a list of its models answers too.
+                if refused.status in (0, *_DENIED):
+                    raise
 
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
         """Write the policy into the folder, and have the server load it; raise EngineError if the folder cannot be
@@ -189,10 +203,16 @@ class OpenAI:
         """Return the parsed answer to a request, which is retried for a while if it fails."""
         headers = openai_headers(self.key_variable) if key else {}
         most = _MOST + _MOST_PER_TOKEN * tokens
-        try:
+        with self._failures(url, key=key):
             return self._client.send(
                 "POST", url, lambda answer: read(_json(answer) if key else None), most=most, json=body, headers=headers
             )
+
+    @contextmanager
+    def _failures(self, url: str, *, key: bool) -> Iterator[None]:
+        """Name the server, its address and a remedy for failures of requests; ``key``: the key was sent."""
+        try:
+            yield
         except PassingError as error:
             raise EngineError(
                 f"{self._place} has given no answer for {self.patience_s:g} s; the last: {error}. See that the server "

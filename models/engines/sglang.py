@@ -56,6 +56,26 @@ class SGLang:
     log_prob_tolerance: PositiveFloat = 1e-3
     """Mean distance of log-probs from the policy's, per latent, above which samples are refused."""
 
+    def reach(self) -> None:
+        """Wait until every server answers; raise EngineError for the first that does not."""
+        for url in self.servers:
+            client = ServerClient(Patience(self.patience_s), timeout_s=self.timeout_s, concurrency=1, base_url=url)
+            try:
+                client.send("GET", "/health", lambda answer: None, most=_MOST)
+            except RefusedError as refused:
+                # A refusal, without the token or of the path, is an answer.
+                if not refused.status:
+                    raise EngineError(f"rollout.engine at {url}: the address {refused.detail.rstrip('.')}.") from None
+            except PassingError as error:
+                raise EngineError(self.silence(url, error)) from None
+
+    def silence(self, url: str, error: PassingError) -> str:
+        """Return the message that a server does not answer."""
+        return (
+            f"rollout.engine at {url} has not answered for {self.patience_s:g} s; the last: {error}. See that the "
+            f"server runs there ('sglang serve --model-path FOLDER'), or change the option 'servers'. {_AGAIN}"
+        )
+
     def lacks(self, section: RolloutSection, sde: Sde) -> str | None:
         """Return why it cannot draw the chains of a rollout, and a remedy."""
         if sde.kind not in ("sde", "cps", "ode"):
@@ -95,10 +115,7 @@ class SGLangServer:
         try:
             return self._patience.again(lambda: self._drawn(requests))
         except PassingError as error:
-            raise EngineError(
-                f"{self._place} has not answered for {self._engine.patience_s:g} s; the last: {error}. See that the "
-                f"server runs there ('sglang serve --model-path FOLDER'), or change the option 'servers'. {_AGAIN}"
-            ) from None
+            raise EngineError(self._engine.silence(self.url, error)) from None
 
     def _drawn(self, requests: Sequence[ChainRequest]) -> list[DenoisingChain]:
         if not self._proved:

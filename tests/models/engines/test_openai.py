@@ -192,6 +192,20 @@ def test_failures_that_pass_are_tried_again_and_those_that_stay_are_told(server:
         gone.complete(asked_of(server))
 
 
+def test_a_server_is_reached_before_a_run_begins(server: Engine) -> None:
+    made(server).reach()
+    # One that has no list of its models answers, too.
+    server.faults = [404]
+    made(server).reach()
+    server.faults = [503, 503]
+    made(server, patience_s=30.0).reach()
+    server.faults = [401]
+    with pytest.raises(EngineError, match=r"/v1/models refuses \(401: .*Set the variable OPENAI_API_KEY"):
+        made(server).reach()
+    with pytest.raises(EngineError, match=r"has given no answer for 0 s; .*'vllm serve FOLDER"):
+        OpenAI(endpoint="http://127.0.0.1:9/v1", model="m", patience_s=0.0).reach()
+
+
 def test_one_that_drips_or_hangs_is_given_up(server: Engine) -> None:
     server.drip_s = 0.05
     begun = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import yaml
 
 from flowmill.configs.errors import ConfigError, EngineError
+from flowmill.models.engines import reach_engines
 from flowmill.models.engines.chains import DenoisingChain
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.runs.context import RunContext
@@ -20,6 +22,7 @@ from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.chain_servers import ChainServer, chain_server
 from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.preloaded import run_forked
 from tests.support.serving import spoiling
 
 #: The states of the chain that proves a server's weights.
@@ -179,6 +182,20 @@ def test_without_a_server_the_run_stops_and_goes_on_later(server: ChainServer, m
         rollout(context)
     assert committed(context) == 0
     rollout(prepare(make_config(served_by(server.url))))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_missing_is_named_before_the_work(
+    server: ChainServer, make_config: ConfigFactory, config_file: Path, tmp_path: Path, preloaded: str
+) -> None:
+    reach_engines(make_config(served_by(server.url)).rollout)
+    root = tmp_path / "store"
+    line = ["run", str(config_file), "--root", str(root), "--set", served_by("http://127.0.0.1:1")]
+    done = run_forked(preloaded, line, cwd=tmp_path, env=dict(os.environ), timeout=300)
+    assert "at http://127.0.0.1:1 has not answered for 0 s" in done.stderr
+    assert "sglang serve" in done.stderr
+    assert done.returncode == 1
+    assert not list(root.rglob("*.tar"))
 
 
 def test_a_token_is_sent(make_config: ConfigFactory, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
