@@ -33,7 +33,6 @@ from flowmill.storage.artifacts.lineage import at_rest, list_runs
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from flowmill.storage.maintenance.verify import list_artifacts, verify_store
 from flowmill.storage.trajectories.base import Sample
-from flowmill.storage.trajectories.tables import write_rows
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
@@ -70,9 +69,9 @@ class _Sampler:
         latents = self._random.standard_normal((len(jobs), 3, 1, 2, 2), np.float32)
         return [
             Sample(
-                **{"sample_id": job.name, "prompt_id": job.prompt.id, "group_id": job.prompt.id},
-                **{"prompt": job.prompt.text, "epoch": self._epoch, "replica": job.replica, "seed": 0, "policy": "x"},
-                **{"sigmas": [1.0, 0.5, 0.0], "steps": range(2), "states": range(3)},
+                sample_id=job.name, prompt_id=job.prompt.id, group_id=job.prompt.id,
+                prompt=job.prompt.text, epoch=self._epoch, replica=job.replica, seed=0, policy="x",
+                sigmas=[1.0, 0.5, 0.0], steps=range(2), states=range(3),
                 log_probs=np.zeros(2, np.float32),
                 latents=rows,
             )
@@ -176,7 +175,9 @@ def _serve(root: str, samples: int, shards: int) -> None:
             continue
         before, began = _own_memory(), cpu()
         peak, done = [before], threading.Event()
-        watch = threading.Thread(target=lambda: [peak.append(_own_memory()) for _ in iter(lambda: done.wait(0.01), True)])
+        watch = threading.Thread(
+            target=lambda: [peak.append(_own_memory()) for _ in iter(lambda: done.wait(0.01), True)]
+        )
         watch.start()
         work[name](*arguments)
         done.set()
@@ -228,7 +229,9 @@ def _measured(root: Callable[[], str], counted: Faults, points: Sequence[tuple[i
         columns.append({name: taken[name] for name in taken if not name.startswith("*")})
         sys.stderr.write(f"{samples}: {columns[-1]}\n")
     names = [f"{samples:,} in {shards:,}" for samples, shards in points]
-    tables = [_table("an epoch: samples in shards", names, columns, [samples for samples, _ in points])] if points else []
+    tables = (
+        [_table("an epoch: samples in shards", names, columns, [samples for samples, _ in points])] if points else []
+    )
     if runs:
         columns, done = [], 0
         with contextlib.closing(_Server(root(), 4 * _GROUP, 2, counted)) as server:
