@@ -10,7 +10,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -189,6 +189,11 @@ class LocalBackend:
             self._make_room(target)
         with self._lock:
             self._checked.clear()
+
+    def remove_below(self, path: str, chosen: Callable[[str], bool]) -> None:
+        """Remove the chosen ones of the objects and folders directly below a folder."""
+        for name in filter(chosen, self.list(path)):
+            self.remove(f"{path}/{name}")
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
         """Provide a private folder on the same file system; removed afterwards."""

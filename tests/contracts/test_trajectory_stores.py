@@ -410,5 +410,6 @@ class TestParquet:
         import pyarrow.parquet as pq
 
         pq.write_table(pq.read_table(file), file)
+        shard = resolve(TRAJECTORY_STORES, "parquet", label="store")().open(FolderFiles(file.parent))
         with pytest.raises(CorruptError, match="does not say where"):
-            resolve(TRAJECTORY_STORES, "parquet", label="store")().open(FolderFiles(file.parent)).table
+            shard.array("latents", 0)

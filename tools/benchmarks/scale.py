@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +153,7 @@ def _work(root: str, samples: int, shards: int) -> dict[str, Callable[..., objec
         "add": add,
         "status of one run": lambda: describe_run(read()),
         "status of all": described,
-        "ls": lambda: list_artifacts(ArtifactStore(root)),
+        "ls": lambda: list_artifacts(ArtifactStore(root), lambda artifact: False),
         "gc of one run": lambda: _collect(ArtifactStore(root), "r1"),
     }
 
@@ -174,17 +174,30 @@ def _serve(root: str, samples: int, shards: int) -> None:
                 sys.exit(1)
             continue
         before, began = _own_memory(), cpu()
-        peak, done = [before], threading.Event()
-        watch = threading.Thread(
-            target=lambda: [peak.append(_own_memory()) for _ in iter(lambda: done.wait(0.01), True)]
-        )
-        watch.start()
-        work[name](*arguments)
-        done.set()
-        watch.join()
-        sys.stdout.write(json.dumps([cpu() - began, max(*peak, _own_memory()) - before]) + "\n")
+        with _peak() as seen:
+            work[name](*arguments)
+        sys.stdout.write(json.dumps([cpu() - began, max(seen) - before]) + "\n")
         sys.stdout.flush()
         os._exit(0)
+
+
+@contextlib.contextmanager
+def _peak() -> Iterator[list[float]]:
+    """Give the list of the memory of this process, measured every hundredth of a second."""
+    seen, done = [_own_memory()], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            seen.append(_own_memory())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+    seen.append(_own_memory())
 
 
 def _own_memory() -> float:
@@ -203,7 +216,8 @@ class _Server:
 
     def take(self, *operation: object) -> tuple[float, ...]:
         """Carry out an operation; return CPU seconds, requests and MiB."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         before = self._counted.requests
         self._process.stdin.write(json.dumps(operation) + "\n")
         self._process.stdin.flush()
@@ -212,6 +226,14 @@ class _Server:
             raise SystemExit(f"{operation} failed")
         seconds, memory = json.loads(line)
         return seconds, self._counted.requests - before, memory
+
+    def take_all(self, names: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        """Carry out operations, and return what those took that are measured."""
+        taken = {}
+        for name in names:
+            taken[name] = self.take(name.removeprefix("*"))
+            sys.stderr.write(f"{name} {taken[name]}\n")
+        return {name: each for name, each in taken.items() if not name.startswith("*")}
 
     def close(self) -> None:
         """End it."""
@@ -238,8 +260,7 @@ def _measured(root: Callable[[], str], counted: Faults, points: Sequence[tuple[i
             for count in runs:
                 server.take("add", done, count)
                 done = count
-                columns.append({name: server.take(name) for name in _RUNS})
-                sys.stderr.write(f"{count}: {columns[-1]}\n")
+                columns.append(server.take_all(_RUNS))
                 server.take("add", 1, 2)
         tables.append(_table("a store: runs", [f"{count:,}" for count in runs], columns, runs))
     return "\n\n".join(tables)
