@@ -34,9 +34,7 @@ _TOGETHER = 512
 _LISTED = 64
 
 
-def list_artifacts(
-    store: ArtifactStore, aged: Callable[[str], bool] = lambda artifact: True
-) -> list[dict[str, Any]]:
+def list_artifacts(store: ArtifactStore, aged: Callable[[str], bool] = lambda artifact: True) -> list[dict[str, Any]]:
     """Return one entry per artifact, complete or not, with the runs and epochs whose lineage names it.
 
     Args:

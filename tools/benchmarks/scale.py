@@ -69,9 +69,17 @@ class _Sampler:
         latents = self._random.standard_normal((len(jobs), 3, 1, 2, 2), np.float32)
         return [
             Sample(
-                sample_id=job.name, prompt_id=job.prompt.id, group_id=job.prompt.id,
-                prompt=job.prompt.text, epoch=self._epoch, replica=job.replica, seed=0, policy="x",
-                sigmas=[1.0, 0.5, 0.0], steps=range(2), states=range(3),
+                sample_id=job.name,
+                prompt_id=job.prompt.id,
+                group_id=job.prompt.id,
+                prompt=job.prompt.text,
+                epoch=self._epoch,
+                replica=job.replica,
+                seed=0,
+                policy="x",
+                sigmas=[1.0, 0.5, 0.0],
+                steps=range(2),
+                states=range(3),
                 log_probs=np.zeros(2, np.float32),
                 latents=rows,
             )
@@ -247,13 +255,9 @@ def _measured(root: Callable[[], str], counted: Faults, points: Sequence[tuple[i
     columns: list[dict[str, tuple[float, ...]]] = []
     for samples, shards in points:
         with contextlib.closing(_Server(root(), samples, shards, counted)) as server:
-            taken = {name: server.take(name.removeprefix("*")) for name in _EPOCH}
-        columns.append({name: taken[name] for name in taken if not name.startswith("*")})
-        sys.stderr.write(f"{samples}: {columns[-1]}\n")
-    names = [f"{samples:,} in {shards:,}" for samples, shards in points]
-    tables = (
-        [_table("an epoch: samples in shards", names, columns, [samples for samples, _ in points])] if points else []
-    )
+            columns.append(server.take_all(_EPOCH))
+    names, sizes = [f"{samples:,} in {shards:,}" for samples, shards in points], [samples for samples, _ in points]
+    tables = [_table("an epoch: samples in shards", names, columns, sizes)] if points else []
     if runs:
         columns, done = [], 0
         with contextlib.closing(_Server(root(), 4 * _GROUP, 2, counted)) as server:
