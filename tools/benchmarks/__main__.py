@@ -20,6 +20,7 @@ from tools.benchmarks import (
     page,
     peers,
     s3,
+    scale,
     store,
     waits,
 )
@@ -38,6 +39,7 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         "epoch": epoch.table,
         "store": store.table,
         "s3": s3.table,
+        "scale": lambda: scale.table(scale.parsed([])),
         "nulls": nulls.table,
         "waits": waits.table,
         "crossing": lambda: crossing.table(crossing.options_of(crossed)),

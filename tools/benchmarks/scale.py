@@ -1,9 +1,9 @@
-"""Costs that grow with an epoch or with a store: CPU seconds, requests to S3 and memory, and by which power.
+"""Costs that grow with an epoch or a store: CPU seconds, requests to S3 and memory, and by which power.
 
-``python -m tools.benchmarks.scale [--samples N ...] [--shards N ...] [--runs N ...] [--s3]`` makes one epoch of so many
-samples in so many shards per point, then a store with so many runs, on a disk or on the server that
-FLOWMILL_TEST_S3_ENDPOINT names. No model works: samples have tiny random latents. The stages' own code writes shards,
-records and lineage. Each operation has a process of its own; its memory is what it adds at most.
+``python -m tools.benchmarks scale``, or ``python -m tools.benchmarks.scale [--samples N ...] [--shards N ...]
+[--runs N ...] [--s3]``: one epoch per pair of samples and shards, then a store with more and more runs, on a disk or on
+the S3 server that FLOWMILL_TEST_S3_ENDPOINT names. No model works: samples have tiny latents, and the stages' own code
+writes the shards. Each operation has a process of its own; its memory is what it adds at most, without mapped files.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import itertools
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,16 +35,16 @@ from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
-from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage import Output, Shard, Stage
+from flowmill.tasks.stages.stage import Output, Shard
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import cpu, make_stage, run_stage
+from tests.support.inside import cpu, make_stage
 from tests.support.s3 import Faults, make_bucket, named_or_moto, unreliable
 from tools.benchmarks.learning import ROOT
 
-_GROUP, _REWARD = 10, "jpeg_compressibility"
-#: What is measured, after unmeasured preparations, of an epoch and of a store with many runs.
+_GROUP = 10
+_Taken = dict[str, tuple[float, ...]]
+#: What is done in turn with one epoch, and with a store; what has a star is not measured.
 _EPOCH = ("*prepare", "commit", "*score", "advantages", "plan", "*optimize", "status", "report", "verify", "gc")
 _RUNS = ("status of one run", "status of all", "ls", "verify", "gc of one run")
 
@@ -57,41 +55,24 @@ def _begin(root: str, samples: int, shards: int, seed: int = 0) -> RunContext:
     prompts.write_text("".join(f"{number:07d}\n" for number in range(groups)))
     settings = [f"store.root={root}", f"run.name=r{seed}", f"prompts.train={prompts}", f"rollout.group_size={_GROUP}"]
     settings += [f"rollout.prompts_per_epoch={groups}", f"rollout.groups_per_shard={groups // shards}", "run.epochs=1"]
-    settings += [f"rewards=[{{name: {_REWARD}}}]", "evaluate.judges=[]", f"run.seed={seed}"]
-    return begin_run(load_config(ROOT / "configs" / "digits.yaml", settings))
+    settings += ["rewards=[{name: jpeg_compressibility}]", "evaluate.judges=[]", f"run.seed={seed}"]
+    context = begin_run(load_config(ROOT / "configs" / "digits.yaml", settings))
+    vars(context)["embeddings"] = SimpleNamespace(digest=lambda texts: "0" * 32)
+    return context
 
 
-class _Sampler:
-    def __init__(self, stage: Any) -> None:
-        self._random, self._epoch = np.random.default_rng(0), stage.epoch
-
-    def make(self, jobs: Sequence[Any]) -> list[Sample]:
-        latents = self._random.standard_normal((len(jobs), 3, 1, 2, 2), np.float32)
-        return [
-            Sample(
-                sample_id=job.name,
-                prompt_id=job.prompt.id,
-                group_id=job.prompt.id,
-                prompt=job.prompt.text,
-                epoch=self._epoch,
-                replica=job.replica,
-                seed=0,
-                policy="x",
-                sigmas=[1.0, 0.5, 0.0],
-                steps=range(2),
-                states=range(3),
-                log_probs=np.zeros(2, np.float32),
-                latents=rows,
-            )
-            for job, rows in zip(jobs, latents, strict=True)
-        ]
+def _samples(jobs: Sequence[Any]) -> list[Sample]:
+    drawn = {"sigmas": [1.0, 0.5, 0.0], "steps": range(2), "states": range(3), "log_probs": np.zeros(2, np.float32)}
+    texts = ({"prompt_id": job.prompt.id, "group_id": job.prompt.id, "prompt": job.prompt.text} for job in jobs)
+    plain = {"epoch": 1, "seed": 0, "policy": "x", "latents": np.zeros((3, 1, 2, 2), np.float32)}
+    own = ({"sample_id": job.name, "replica": job.replica} for job in jobs)
+    return [Sample(**drawn, **plain, **of, **name) for of, name in zip(texts, own, strict=True)]
 
 
 def _scored(stage: Any, shard: Shard, folder: Path) -> Output:
     (table,) = (each.table for each in stage.opened(shard, stage.inputs()[0]))
-    scores = np.random.default_rng(shard.start).standard_normal(table.num_rows).astype(np.float32)
-    names = {name: table.column(name) for name in ("sample_id", "prompt_id", "group_id")}
-    stage.write(folder, {**names, "reward": scores, "note": [""] * len(scores)})
+    scores, names = np.random.default_rng(0).random(table.num_rows, np.float32), ("sample_id", "prompt_id", "group_id")
+    stage.write(folder, {**{name: table.column(name) for name in names}, "reward": scores, "note": [""] * len(scores)})
     return Output(rows=len(scores), summary={"mean": float(scores.mean())}, content=lambda: "0" * 32)
 
 
@@ -100,29 +81,25 @@ def _nothing(stage: Any, shard: Shard, folder: Path) -> Output:
     return Output(rows=1, summary={"updates": []})
 
 
-def _without_model(context: RunContext, node: Node) -> None:
-    """Carry out a stage without its model."""
-    stage, work = make_stage(context, *node[1:2], node.epoch, node.slot), {"score": _scored}.get(node.stage, _nothing)
-    own: dict[str, Any] = {"maker": property(_Sampler)} if node.stage == "rollout" else {"run": work}
-    own |= {"shards": lambda self: [Shard("all")]} if node.stage == "encode" else {}
-    own |= {"committed": lambda self, record: None} if node.stage == "optimize" else {}
-    own |= {"parts": frozenset(), "sizes": {}}
-    stage.__class__ = type("Stub", (type(stage),), own)
-    StageRun(stage).execute()
+#: What replaces a stage's own methods, so that it needs no model.
+_STUBS: dict[str, dict[str, Any]] = {
+    "base": {"run": _nothing},
+    "policy": {"run": _nothing},
+    "encode": {"run": _nothing, "shards": lambda stage: [Shard("all")]},
+    "rollout": {"maker": SimpleNamespace(make=_samples)},
+    "score": {"run": _scored},
+    "optimize": {"run": _nothing, "committed": lambda stage, record: None},
+}
 
 
-def _stages(context: RunContext, names: Sequence[str]) -> None:
-    vars(context)["embeddings"] = SimpleNamespace(digest=lambda texts: "0" * 32)
+def _carry_out(context: RunContext, names: Sequence[str]) -> None:
     for node in context.plan.nodes():
-        if node.stage in names and node.epoch < 2:
-            real = node.stage in ("preprocess", "advantage")
-            run_stage(context, node.stage, node.epoch, node.slot) if real else _without_model(context, node)
-
-
-def _plan(context: RunContext) -> None:
-    stage: Stage = make_stage(context, "optimize", 1)
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
-    data.plan(data.samples())
+        if node.stage in names:
+            stage = make_stage(context, node.stage, node.epoch, node.slot)
+            if node.stage in _STUBS:
+                own = {**_STUBS[node.stage], "parts": frozenset(), "sizes": {}}
+                stage.__class__ = type("Stub", (type(stage),), own)
+            StageRun(stage).execute()
 
 
 def _collect(store: ArtifactStore, run: str) -> None:
@@ -132,17 +109,17 @@ def _collect(store: ArtifactStore, run: str) -> None:
 
 
 def _work(root: str, samples: int, shards: int) -> dict[str, Callable[..., object]]:
-    """Return what each operation does; the first is of one epoch, the last of a store."""
-
     def stages(*names: str) -> Callable[..., None]:
-        return lambda seed=0: _stages(_begin(root, samples, shards, seed), names)
+        return lambda seed=0: _carry_out(_begin(root, samples, shards, seed), names)
 
     def add(first: int, stop: int) -> None:
         for seed in range(first, stop):
-            stages("base", "encode", "preprocess", "policy", "rollout", "score", "advantage", "optimize")(seed)
+            stages(*_STUBS, "preprocess", "advantage")(seed)
 
-    def described() -> list[dict[str, Any]]:
-        return [describe_run(read(run)) for run in list_runs(ArtifactStore(root))]
+    def plan() -> None:
+        stage: Any = make_stage(_begin(root, samples, shards), "optimize", 1)
+        data = TrainingData(stage.context, stage.policy_kind, 1, stage.inputs())
+        data.plan(data.samples())
 
     def read(run: str = "r0") -> RunContext:
         return open_run(root, run, reads=True, trusted=True)
@@ -152,178 +129,96 @@ def _work(root: str, samples: int, shards: int) -> dict[str, Callable[..., objec
         "commit": stages("rollout"),
         "score": stages("score"),
         "advantages": stages("advantage"),
-        "plan": lambda: _plan(_begin(root, samples, shards)),
+        "plan": plan,
         "optimize": stages("optimize"),
-        "status": lambda: describe_run(read()),
+        **dict.fromkeys(("status", "status of one run"), lambda: describe_run(read())),
         "report": lambda: run_report(read()),
         "verify": lambda: verify_store(ArtifactStore(root), deep=False),
         "gc": lambda: _collect(ArtifactStore(root), "r0"),
         "add": add,
-        "status of one run": lambda: describe_run(read()),
-        "status of all": described,
+        "status of all": lambda: [describe_run(read(run)) for run in list_runs(ArtifactStore(root))],
         "ls": lambda: list_artifacts(ArtifactStore(root), lambda artifact: False),
         "gc of one run": lambda: _collect(ArtifactStore(root), "r1"),
     }
 
 
-def _serve(root: str, samples: int, shards: int) -> None:
-    """Carry out operations, a line of standard input each, in forks of a process that has done all of them before."""
+def _inside(root: str, samples: int, shards: int, name: str, *arguments: int) -> list[float]:
+    """Carry out an operation that this process has done before, of a small store; return CPU seconds and MiB."""
     with tempfile.TemporaryDirectory() as small:
         warm = _work(small, 4 * _GROUP, 2)
-        warm["add"](1, 3)
-        for name in (*_EPOCH[:-1], *_RUNS, "gc"):
-            warm[name.removeprefix("*")]()
-    work = _work(root, samples, shards)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        gc.collect()
-        if child := os.fork():
-            if os.waitpid(child, 0)[1]:
-                sys.exit(1)
-            continue
-        before, began = _own_memory(), cpu()
-        with _peak() as seen:
-            work[name](*arguments)
-        sys.stdout.write(json.dumps([cpu() - began, max(seen) - before]) + "\n")
-        sys.stdout.flush()
-        os._exit(0)
+        warm["add"](0, 2)
+        if name != "add":
+            warm[name]()
+    gc.collect()
+    # The most memory that it had is counted from now on.
+    Path("/proc/self/clear_refs").write_text("5")
+    before, began = _memory("RssAnon"), cpu()
+    _work(root, samples, shards)[name](*arguments)
+    return [cpu() - began, _memory("VmHWM") - _memory("RssFile") - before]
 
 
-@contextlib.contextmanager
-def _peak() -> Iterator[list[float]]:
-    """Give the list of the memory of this process, measured every hundredth of a second."""
-    seen, done = [_own_memory()], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.01):
-            seen.append(_own_memory())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        done.set()
-        thread.join()
-    seen.append(_own_memory())
+def _memory(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
-def _own_memory() -> float:
-    """Return the memory of this process without pages of files, in MiB."""
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return (resident - shared) * resource.getpagesize() / 2**20
-
-
-class _Server:
-    """The process of ``_serve``, and the requests of its operations."""
-
-    def __init__(self, root: str, samples: int, shards: int, counted: Faults) -> None:
-        command = [sys.executable, "-m", "tools.benchmarks.scale", "--inside", root, str(samples), str(shards)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._counted = counted
-
-    def take(self, *operation: object) -> tuple[float, ...]:
-        """Carry out an operation; return CPU seconds, requests and MiB."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        before = self._counted.requests
-        self._process.stdin.write(json.dumps(operation) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{operation} failed")
-        seconds, memory = json.loads(line)
-        return seconds, self._counted.requests - before, memory
-
-    def take_all(self, names: Sequence[str]) -> dict[str, tuple[float, ...]]:
-        """Carry out operations, and return what those took that are measured."""
-        taken = {}
-        for name in names:
-            taken[name] = self.take(name.removeprefix("*"))
-            sys.stderr.write(f"{name} {taken[name]}\n")
-        return {name: each for name, each in taken.items() if not name.startswith("*")}
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def _measured(root: Callable[[], str], counted: Faults, points: Sequence[tuple[int, int]], runs: Sequence[int]) -> str:
-    """Return both tables, of one epoch per point of samples and shards, and of a store with ever more runs."""
-    columns: list[dict[str, tuple[float, ...]]] = []
-    for samples, shards in points:
-        with contextlib.closing(_Server(root(), samples, shards, counted)) as server:
-            columns.append(server.take_all(_EPOCH))
-    names, sizes = [f"{samples:,} in {shards:,}" for samples, shards in points], [samples for samples, _ in points]
-    tables = [_table("an epoch: samples in shards", names, columns, sizes)] if points else []
-    if runs:
-        columns, done = [], 0
-        with contextlib.closing(_Server(root(), 4 * _GROUP, 2, counted)) as server:
-            for count in runs:
-                server.take("add", done, count)
-                done = count
-                columns.append(server.take_all(_RUNS))
-                server.take("add", 1, 2)
-        tables.append(_table("a store: runs", [f"{count:,}" for count in runs], columns, runs))
-    return "\n\n".join(tables)
-
-
-def _table(
-    title: str, names: Sequence[str], columns: Sequence[dict[str, tuple[float, ...]]], sizes: Sequence[int]
-) -> str:
-    lines = [f"| {title} | {' | '.join(names)} | exponents |", f"|{'---|' * (len(names) + 2)}"]
+def _rows(title: str, sizes: Mapping[str, int], columns: Sequence[_Taken]) -> list[str]:
+    """Return the lines of a table, with the powers of the size by which figures grew between the last two."""
+    lines = [f"| {title} | {' | '.join(sizes)} | growth |", f"|{'---|' * (len(sizes) + 2)}"]
     for name in columns[0]:
-        cells = [f"{cpu:.2f} s, {requests:,}, {memory:.0f} MiB" for cpu, requests, memory in (c[name] for c in columns)]
-        lines.append(f"| {name} | {' | '.join(cells)} | {_growth([c[name] for c in columns[-2:]], sizes[-2:])} |")
+        cells = (f"{cpu:.2f}, {requests:,}, {memory:.0f}" for cpu, requests, memory in (each[name] for each in columns))
+        pairs = zip(*(each[name] for each in columns[-2:]), (0.01, 1, 1), strict=True) if len(columns) > 1 else ()
+        ratio = list(sizes.values())[-1] / list(sizes.values())[-2:][0]
+        powers = (math.log(max(last, least) / max(first, least), ratio) for first, last, least in pairs)
+        lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(f'{power:.1f}' for power in powers)} |")
+    return [*lines, ""]
+
+
+def table(options: argparse.Namespace) -> str:
+    """Return CPU seconds, requests and MiB at each size, and the powers of their growth to the last."""
+    counted, numbers, lines = Faults(0.0), itertools.count(), list[str]()
+
+    def take(root: str, samples: int, shards: int, *operation: str | int) -> tuple[float, ...]:
+        before, work = counted.requests, json.dumps([root, samples, shards, *operation])
+        command = [sys.executable, "-m", "tools.benchmarks.scale", "--inside", work]
+        seconds, memory = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+        return seconds, counted.requests - before, memory
+
+    with contextlib.ExitStack() as stack:
+        top = folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="flowmill-scale-"))
+        if options.s3:
+            server = stack.enter_context(named_or_moto())
+            os.environ.update({**server.variables(), "XDG_CACHE_HOME": folder})
+            top = f"s3://{make_bucket()}"
+            os.environ.update(server.variables(stack.enter_context(unreliable(server, counted))))
+        columns: list[_Taken] = []
+        points = list(zip(options.samples, options.shards, strict=True))
+        for point in points:
+            root = f"{top}/{next(numbers)}"
+            taken = {name: take(root, *point, name.removeprefix("*")) for name in _EPOCH}
+            columns.append({name: each for name, each in taken.items() if not name.startswith("*")})
+        names = {f"{samples:,} in {shards:,}": samples for samples, shards in points}
+        lines += _rows("samples in shards: CPU s, requests, MiB", names, columns) if points else []
+        columns, store = [], (f"{top}/{next(numbers)}", 4 * _GROUP, 2)
+        for first, stop in itertools.pairwise((0, *options.runs)):
+            take(*store, "add", first, stop)
+            columns.append({name: take(*store, name) for name in _RUNS})
+            take(*store, "add", 1, 2)
+        lines += _rows("runs in a store", {f"{runs:,}": runs for runs in options.runs}, columns) if options.runs else []
     return "\n".join(lines)
 
 
-def _growth(taken: Sequence[tuple[float, ...]], sizes: Sequence[int]) -> str:
-    """Return the powers of the size with which CPU seconds, requests and memory grow between the last two sizes."""
-    if len(sizes) < 2:
-        return ""
-    pairs = zip(*taken, strict=True)
-    least = (0.01, 1, 1)
-    powers = (
-        math.log(max(after, low) / max(before, low), sizes[1] / sizes[0])
-        for (before, after), low in zip(pairs, least, strict=True)
-    )
-    return ", ".join(f"{power:.1f}" for power in powers)
-
-
-def table(samples: Sequence[int], shards: Sequence[int], runs: Sequence[int], *, s3: bool) -> str:
-    """Return CPU seconds, requests and memory at each size, and the powers of their growth to the last."""
-    points, counted = list(zip(samples, shards, strict=True)), Faults(0.0)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowmill-scale-")))
-        numbers = itertools.count()
-        if not s3:
-            return _measured(lambda: str(folder / f"store{next(numbers)}"), counted, points, runs)
-        server = stack.enter_context(named_or_moto())
-        endpoint = stack.enter_context(unreliable(server, counted))
-        os.environ.update({**server.variables(), "XDG_CACHE_HOME": str(folder / "cache")})
-        bucket = make_bucket()
-        os.environ.update(server.variables(endpoint))
-        return _measured(lambda: f"s3://{bucket}/{next(numbers)}", counted, points, runs)
-
-
-def main() -> None:
-    """Print the tables."""
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, nargs="*", default=[10**4, 10**5, 10**6], help="of each epoch")
     parser.add_argument("--shards", type=int, nargs="*", default=[10**2, 10**3, 10**4], help="of each epoch")
     parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000], help="of the store")
     parser.add_argument("--s3", action="store_true", help="on S3")
-    parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.inside:
-        root, samples, shards = options.inside
-        _serve(root, int(samples), int(shards))
-    else:
-        sys.stdout.write(table(options.samples, options.shards, options.runs, s3=options.s3) + "\n")
+    parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    given = parsed(sys.argv[1:])
+    sys.stdout.write(json.dumps(_inside(*given.inside)) if given.inside else table(given))
