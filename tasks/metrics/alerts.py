@@ -23,7 +23,7 @@ from flowmill.tasks.metrics.evaluations import (
     section_bounds,
 )
 from flowmill.tasks.metrics.monitors import monitor_alerts
-from flowmill.tasks.metrics.rules import RULES, AlertRule, History
+from flowmill.tasks.metrics.rules import RULES, History
 from flowmill.tasks.runs.chain import Chain
 
 #: Names of all rules.
@@ -110,7 +110,9 @@ class Watcher:
                 self._firing.discard(rule.name)
             elif rule.name not in self._firing:
                 self._firing.add(rule.name)
-                self._rules.append(_alert(rule, history, evidence))
+                epoch = len(history.epochs)
+                text = f"epoch {epoch}: {rule.text(evidence, history.config)}"
+                self._rules.append(Alert(rule=rule.name, epoch=epoch, text=text))
 
     def _heldout(self) -> Iterator[Alert]:
         """Yield an alert per reward where its held-out score falls significantly below that of the base model.
@@ -152,12 +154,6 @@ class Watcher:
         section = next((each for each in sections if each.slot == slot), None)
         low, high = (-inf, inf) if section is None else section_bounds(section)
         return high - low
-
-
-def _alert(rule: AlertRule, history: History, evidence: str) -> Alert:
-    """Return the alert of a rule that fires after the last epoch of a history."""
-    epoch = len(history.epochs)
-    return Alert(rule=rule.name, epoch=epoch, text=f"epoch {epoch}: {rule.text(evidence, history.config)}")
 
 
 def _of_monitors(chain: Chain) -> Iterator[Alert]:
