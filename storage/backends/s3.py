@@ -277,10 +277,16 @@ class RemoteFile:
             else:
                 return data
         try:
-            data = self._bucket.get_range(self._path, number * PART, min((number + 1) * PART, self.size))
+            if self.size > PART:
+                data = self._bucket.get_range(self._path, number * PART, min((number + 1) * PART, self.size))
+            else:
+                # The client for whole objects takes a tenth of the CPU time.
+                (data,) = self._bucket.get_many([self._path])
         except FileNotFoundError:
+            data = None
+        if data is None:
             check_size(None, self._entry, where=self._path)
-            raise
+            raise FileNotFoundError(self._path)
         self._check(data, number)
         self._cache.put_part(key, data)
         return data

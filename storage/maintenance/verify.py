@@ -160,9 +160,10 @@ def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tup
         manifest = store.manifest(ref)
     except CorruptError as error:
         problems.append(Problem(ref=ref, shard=None, kind="corrupt", message=str(error)))
-    problems += [*_check_removal(store, ref)]
+    note = store.root.read(layout.removed(ref))
+    problems += [*_check_removal(ref, note)]
     problems += [] if manifest is not None else _check_checkpoints(store, ref, deep=deep)
-    removed, digests, count = store.removed(ref), dict[str, str](), 0
+    removed, digests, count = note is not None and store.removed(ref), dict[str, str](), 0
     # In this order: the files of a record exist before it.
     shards = store.committed(ref)
     left = {} if removed else dict(store.root.files(ref.path))
@@ -208,12 +209,11 @@ def _check_manifest(ref: ArtifactRef, manifest: Manifest | None, digests: Mappin
     return problems
 
 
-def _check_removal(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
+def _check_removal(ref: ArtifactRef, note: bytes | None) -> Iterator[Problem]:
     """Yield problems of the note that an artifact's files were removed."""
     path = layout.removed(ref)
-    data = store.root.read(path)
     try:
-        RemovalNote.decode(data, path) if data is not None else None
+        RemovalNote.decode(note, path) if note is not None else None
     except CorruptError as error:
         yield Problem(ref=ref, shard=None, kind="corrupt", message=str(error), path=path)
 
