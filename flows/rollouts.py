@@ -104,7 +104,8 @@ class EpochRollout:
                 futures.extend(self._tasks.submit(run, part) for part in parts if part)
 
         due = rollout.pending()
-        score([each.name for each in rollout.stage.shards() if each not in due])
+        ahead = {each.name for each in due}
+        score([each.name for each in rollout.stage.shards() if each.name not in ahead])
         self._tasks.run(rollout, due, replace(LOOKING, on_commit=score))
         rollout.finish()
         # Score shards that combine several rollout shards.

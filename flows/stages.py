@@ -48,6 +48,8 @@ _LOOK_S = 0.5
 _FINAL_S = 30.0
 #: Seconds of shards per task: short shards share a task, as each task costs a few hundredths of a second.
 _TASK_S = 1.0
+#: Most shards that a task is given: with all that are left, tasks would cost the square of the number of shards.
+_OFFERED = 256
 _TRANSIENT = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -142,7 +144,8 @@ class TaskExecutor:
         processes = self._session.executor(ProcessExecutor)
         while left and not (self.is_elsewhere(stage) or processes.takes(stage)):
             listener.on_look()
-            done = shards_task(run, left)(job_of(run), list(map(astuple, left)), _TASK_S)
+            offered = left[:_OFFERED]
+            done = shards_task(run, offered)(job_of(run), list(map(astuple, offered)), _TASK_S)
             listener.on_commit(done)
             names += done
             left = left[len(done) :]

@@ -29,7 +29,7 @@ def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter,
     """
     for name in runs:
         require_run(store, name)
-    artifacts = list_artifacts(store)
+    artifacts = list_artifacts(store, lambda artifact: listed.long or as_json)
     listed.check_stages(item["stage"] for item in artifacts)
     artifacts = [item for item in map(lambda each: _of_runs(each, runs), artifacts) if _taken(item, runs, listed)]
     if as_json:

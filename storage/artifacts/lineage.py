@@ -72,6 +72,8 @@ class RunFolder:
             raise StoreError(f"There is no run '{name}': {error}.") from None
         self._entries: dict[str, LineageEntry] | None = None
         self._keyed: dict[tuple[int, str, str], list[LineageEntry]] | None = None
+        #: The number of the newest record of each stage, with ``_keyed``.
+        self._last: dict[tuple[int, str, str], int] = {}
         self._contents: dict[str, bytes] = {}
 
     @property
@@ -99,8 +101,7 @@ class RunFolder:
 
     def entries(self) -> list[LineageEntry]:
         """Return every lineage record, oldest number first within an (epoch, stage, slot)."""
-        loaded = self._loaded()
-        return [loaded[name] for name in sorted(loaded, key=lambda name: (*_stem(name), number_of(name)))]
+        return [entry for _, entry in self._in_order()]
 
     def entries_of(self, epoch: int, stage: str, slot: str = "") -> list[LineageEntry]:
         """Return every record of a stage, oldest first; ``flowmill.tasks.runs.chain`` derives the current one."""
@@ -114,11 +115,12 @@ class RunFolder:
             if entries and entries[-1].artifact == entry.artifact:
                 return
             # The number follows the highest one: the number of a lost record is not reused.
-            number = max(number, self._last(entry.key)) + 1
+            number = max(number, self._last.get(entry.key, 0)) + 1
             path = layout.lineage_entry(self.name, *entry.key, number)
             if write(self.store.root, path, asdict(entry)):
                 self._loaded()[path.rpartition("/")[2]] = entry
                 self._by_key().setdefault(entry.key, []).append(entry)
+                self._last[entry.key] = number
                 return
             self.refresh()
         raise _unwritten(layout.lineage(self.name))
@@ -179,10 +181,6 @@ class RunFolder:
         names = self.store.root.list(f"{layout.run(self.name)}/{series}")
         return sorted((name for name in names if name.endswith(".json")), key=number_of)
 
-    def _last(self, key: tuple[int, str, str]) -> int:
-        """Return the number of the newest record of a stage, 0 if there is none."""
-        return max((number_of(name) for name, entry in self._loaded().items() if entry.key == key), default=0)
-
     def _read(self, path: str) -> dict[str, Any] | None:
         data = self.store.root.read(path)
         if data is None:
@@ -190,12 +188,18 @@ class RunFolder:
         return content(data, path)
 
     def _by_key(self) -> dict[tuple[int, str, str], list[LineageEntry]]:
-        keyed: dict[tuple[int, str, str], list[LineageEntry]] = {}
         if self._keyed is None:
-            for entry in self.entries():
+            keyed: dict[tuple[int, str, str], list[LineageEntry]] = {}
+            in_order = self._in_order()
+            for _, entry in in_order:
                 keyed.setdefault(entry.key, []).append(entry)
+            self._last = {entry.key: number_of(name) for name, entry in in_order}
             self._keyed = keyed
         return self._keyed
+
+    def _in_order(self) -> list[tuple[str, LineageEntry]]:
+        """Return every lineage record with its name, oldest number first within an (epoch, stage, slot)."""
+        return sorted(self._loaded().items(), key=lambda item: (*_stem(item[0]), number_of(item[0])))
 
     def _loaded(self) -> dict[str, LineageEntry]:
         if self._entries is None:

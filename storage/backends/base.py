@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -125,6 +125,10 @@ class Root(Protocol):
 
     def remove(self, path: str) -> None:
         """Remove an object or folder; a no-op when it does not exist."""
+        ...
+
+    def remove_below(self, path: str, chosen: Callable[[str], bool]) -> None:
+        """Remove the objects and folders directly below a folder whose names are chosen."""
         ...
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:

@@ -202,12 +202,13 @@ class Bucket:
         """Copy an object."""
         self._steady(self._fs.cp_file, self._key(path), self._key(target))
 
-    def delete(self, path: str) -> None:
-        """Delete an object or everything below a folder; a no-op when it does not exist."""
-        name = self._name(path)
+    def delete(self, path: str, chosen: Callable[[str], bool] = lambda path: True) -> None:
+        """Delete an object or everything below a folder, of which ``chosen`` has the path; a no-op without any."""
+        name, top = self._name(path), self._name("")
         for page in self._pages(Prefix=name):
             keys = [entry["Key"] for entry in page.get("Contents", ())]
-            doomed = [{"Key": key} for key in keys if key == name or key.startswith(f"{name}/")]
+            below = [key for key in keys if key == name or key.startswith(f"{name}/")]
+            doomed = [{"Key": key} for key in below if chosen(key.removeprefix(top))]
             if not doomed:
                 continue
             request = {"Bucket": self.bucket, "Delete": {"Objects": doomed, "Quiet": True}}

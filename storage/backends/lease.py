@@ -45,7 +45,9 @@ class Lease:
             label: the leased object, for messages.
             create: puts an object if it does not exist.
         """
-        self._bucket, self._path, self._label, self._create = bucket, path, label, create
+        self._bucket, self._label, self._create = bucket, label, create
+        self.path = path
+        """Its object."""
         self._holder = tag()
         self._body = json.dumps({"holder": self._holder}).encode()
         self._version = ""
@@ -81,23 +83,23 @@ class Lease:
         self._stop.set()
         self._keeper.join()
         with suppress(Exception):
-            metadata = self._bucket.metadata(self._path)
+            metadata = self._bucket.metadata(self.path)
             if not self._lost and metadata is not None and metadata.version == self._version:
-                self._bucket.delete(self._path)
+                self._bucket.delete(self.path)
 
     def _taken(self) -> str | None:
         """Take the lease unless a live process holds it; return its version, None if another process was faster."""
-        if self._create(self._path, self._body):
-            metadata = self._bucket.metadata(self._path)
+        if self._create(self.path, self._body):
+            metadata = self._bucket.metadata(self.path)
             return None if metadata is None else metadata.version
-        metadata = self._bucket.metadata(self._path)
-        holder = holder_of(self._bucket, self._path, metadata)
+        metadata = self._bucket.metadata(self.path)
+        holder = holder_of(self._bucket, self.path, metadata)
         if holder is not None:
             raise RunConflictError(
                 f"{self._label} is being executed by another process ({process_label(holder)}). "
                 "Wait for it, stop it, or choose another name with --name."
             )
-        return None if metadata is None else self._bucket.replace(self._path, self._body, metadata.version)
+        return None if metadata is None else self._bucket.replace(self.path, self._body, metadata.version)
 
     def _keep(self) -> None:
         while not self._lost and not self._stop.wait(LEASE_S / 4):
@@ -109,7 +111,7 @@ class Lease:
         """Renew the lease, or note that another process has taken it; the condition of the put tells which."""
         with self._renewing:
             began = time.monotonic()
-            version = self._bucket.replace(self._path, self._body, self._version)
+            version = self._bucket.replace(self.path, self._body, self._version)
             if version is None:
                 self._lost = True
             else:

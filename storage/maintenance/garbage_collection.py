@@ -59,7 +59,8 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
         Removal(label=layout.run(name), size=0, reason=_given_up(RunFolder(store, name)), trace=False)
         for name in sorted(retention.forget)
     ]
-    for item in list_artifacts(store):
+    # Only the age of artifacts that no run names counts.
+    for item in list_artifacts(store, lambda artifact: artifact not in named):
         artifact, size = item["artifact"], item["size"]
         # No run makes a reward model; configs name it by its fit or folder.
         if artifact not in named and not artifact.startswith("reward_models/"):
@@ -110,8 +111,7 @@ def remove(store: ArtifactStore, removal: Removal) -> None:
     else:
         # The manifest goes first, so that readers see an incomplete artifact; records go last, as they hold its age.
         store.root.remove(layout.manifest(ref))
-    for name in _left(store, ref):
-        store.root.remove(f"{ref.path}/{name}")
+    store.root.remove_below(ref.path, layout.holds_files)
     if not removal.trace:
         store.root.remove(ref.path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +28,30 @@ from flowmill.storage.backends.checksums import check_size
 from flowmill.storage.layout import KINDS, ArtifactRef
 from flowmill.storage.trajectories.arrow_files import arrow_file
 
+#: Records that are requested together.
+_TOGETHER = 512
+#: Artifacts whose manifests are read together.
+_LISTED = 64
 
-def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
-    """Return one entry per artifact, complete or not, with the runs and epochs whose lineage names it."""
-    uses = _uses(store)
-    return [_entry(store, ref, uses.get(str(ref), [])) for ref in list_refs(store)]
+
+def list_artifacts(store: ArtifactStore, aged: Callable[[str], bool] = lambda artifact: True) -> list[dict[str, Any]]:
+    """Return one entry per artifact, complete or not, with the runs and epochs whose lineage names it.
+
+    Args:
+        store: the store.
+        aged: whether an artifact's age is read, from the records of all its shards; None for others that are complete.
+    """
+    uses, refs, entries = _uses(store), list_refs(store), list[dict[str, Any]]()
+    for start in range(0, len(refs), _LISTED):
+        some = refs[start : start + _LISTED]
+        paths = [path for ref in some for path in (layout.manifest(ref), layout.removed(ref))]
+        read = store.root.read_many(paths)
+        for ref, data, removed in zip(some, read[::2], read[1::2], strict=True):
+            manifest = None if data is None else Manifest.decode(data, layout.manifest(ref))
+            records = None if manifest is not None and not aged(str(ref)) else store.records(ref)
+            entry = _entry(ref, uses.get(str(ref), []), manifest, records)
+            entries.append({**entry, "removed": removed is not None and store.removed(ref)})
+    return entries
 
 
 def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
@@ -136,50 +155,65 @@ def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
 def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tuple[list[Problem], int]:
     """Check one artifact; return its problems and the number of checked files."""
     problems: list[Problem] = []
-    manifest, records = None, []
+    manifest = None
     try:
         manifest = store.manifest(ref)
     except CorruptError as error:
         problems.append(Problem(ref=ref, shard=None, kind="corrupt", message=str(error)))
-    for shard in store.committed(ref):
-        try:
-            record = store.record(ref, shard)
-        except CorruptError as error:
-            problems.append(Problem(ref=ref, shard=shard, kind="corrupt", message=str(error)))
-        else:
-            records += [record] if record is not None else []
-    problems += [*_check_manifest(ref, manifest, records), *_check_removal(store, ref)]
+    note = store.root.read(layout.removed(ref))
+    problems += [*_check_removal(ref, note)]
     problems += [] if manifest is not None else _check_checkpoints(store, ref, deep=deep)
-    if store.removed(ref):
-        return problems, 0
-    sizes = dict(store.root.files(ref.path))
-    for record in records:
-        problems += _check_record(store, ref, record, sizes, deep=deep)
+    removed, digests, count = note is not None and store.removed(ref), dict[str, str](), 0
+    # In this order: the files of a record exist before it.
+    shards = store.committed(ref)
+    left = {} if removed else dict(store.root.files(ref.path))
+    for shard, record in _read(store, ref, shards):
+        if isinstance(record, CorruptError):
+            problems.append(Problem(ref=ref, shard=shard, kind="corrupt", message=str(record)))
+            continue
+        digests[shard] = record.digest
+        if not removed:
+            problems += _check_record(store, ref, record, left, deep=deep)
+            count += len(record.files)
+    problems += _check_manifest(ref, manifest, digests)
     if manifest is not None:
-        problems += _orphans(ref, records, sizes)
-    return problems, sum(len(record.files) for record in records)
+        problems += _orphans(ref, left)
+    return problems, count
 
 
-def _check_manifest(ref: ArtifactRef, manifest: Manifest | None, records: list[ShardRecord]) -> list[Problem]:
+def _read(
+    store: ArtifactStore, ref: ArtifactRef, shards: Sequence[str]
+) -> Iterator[tuple[str, ShardRecord | CorruptError]]:
+    """Yield the record of every shard, or why it cannot be read; many are requested together, few are in memory."""
+    for start in range(0, len(shards), _TOGETHER):
+        some = shards[start : start + _TOGETHER]
+        paths = [layout.record(ref, shard) for shard in some]
+        for shard, path, data in zip(some, paths, store.root.read_many(paths), strict=True):
+            try:
+                if data is not None:
+                    yield shard, ShardRecord.decode(data, path)
+            except CorruptError as error:
+                yield shard, error
+
+
+def _check_manifest(ref: ArtifactRef, manifest: Manifest | None, digests: Mapping[str, str]) -> list[Problem]:
     problems = []
-    present = {record.shard: record for record in records}
     for shard, digest, _ in manifest.shards if manifest else ():
         path = layout.record(ref, shard)
-        if shard not in present:
+        if shard not in digests:
             message = f"{path} is missing or damaged; the manifest names it."
             problems.append(Problem(ref=ref, shard=shard, kind="missing", message=message))
-        elif present[shard].digest != digest:
-            message = f"{path} describes content {present[shard].digest[:12]}, the manifest says {digest[:12]}."
+        elif digests[shard] != digest:
+            message = f"{path} describes content {digests[shard][:12]}, the manifest says {digest[:12]}."
             problems.append(Problem(ref=ref, shard=shard, kind="corrupt", message=message))
     return problems
 
 
-def _check_removal(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
+def _check_removal(ref: ArtifactRef, note: bytes | None) -> Iterator[Problem]:
     """Yield problems of the note that an artifact's files were removed."""
     path = layout.removed(ref)
-    data = store.root.read(path)
     try:
-        RemovalNote.decode(data, path) if data is not None else None
+        RemovalNote.decode(note, path) if note is not None else None
     except CorruptError as error:
         yield Problem(ref=ref, shard=None, kind="corrupt", message=str(error), path=path)
 
@@ -191,12 +225,13 @@ def _check_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) ->
 
 
 def _check_record(
-    store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, sizes: Mapping[str, int], *, deep: bool
+    store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, left: dict[str, int], *, deep: bool
 ) -> list[Problem]:
+    """Compare a shard with its record, and take its files out of those that are left of the artifact."""
     folder, problems = layout.shard_folder(ref, record.shard, record.digest), []
     for file in record.files:
         where = f"{folder}/{file.name}"
-        size = sizes.get(where.removeprefix(f"{ref.path}/"))
+        size = left.pop(where.removeprefix(f"{ref.path}/"), None)
         try:
             check_size(size, file, where=where)
             if deep:
@@ -207,34 +242,38 @@ def _check_record(
     return problems
 
 
-def _orphans(ref: ArtifactRef, records: list[ShardRecord], sizes: Mapping[str, int]) -> list[Problem]:
-    """Return the folders of a complete artifact with files that no record names."""
-    named = {f"{record.shard}-{record.digest[:12]}/{file.name}" for record in records for file in record.files}
-    loose = [name for name in sizes if name not in named and layout.holds_files(name)]
-    folders = sorted({name.partition("/")[0] for name in loose})
+def _orphans(ref: ArtifactRef, left: Collection[str]) -> list[Problem]:
+    """Return the folders of a complete artifact with files that are left, as no record names them."""
+    folders = sorted({name.partition("/")[0] for name in left if layout.holds_files(name)})
     return [
         Problem(ref=ref, shard=None, kind="orphaned", message=f"{ref.path}/{name} is orphaned: no record names it.")
         for name in folders
     ]
 
 
-def _entry(store: ArtifactStore, ref: ArtifactRef, uses: Sequence[tuple[str, LineageEntry]]) -> dict[str, Any]:
-    records, manifest = store.records(ref), store.manifest(ref)
+def _entry(
+    ref: ArtifactRef,
+    uses: Sequence[tuple[str, LineageEntry]],
+    manifest: Manifest | None,
+    records: Sequence[ShardRecord] | None,
+) -> dict[str, Any]:
     epochs: dict[str, set[int]] = {}
     for name, entry in uses:
         epochs.setdefault(name, set()).add(entry.epoch)
     # Growing artifacts have no manifest.
     named = uses[0][1].stage if uses else ""
-    started = [float(record.producer["started"]) for record in records if "started" in record.producer]
+    started = [float(record.producer["started"]) for record in records or () if "started" in record.producer]
+    if records is None and manifest is not None:
+        figures = {"shards": len(manifest.shards), "rows": manifest.rows, "size": manifest.size}
+    else:
+        sizes = [file.size for record in records or () for file in record.files]
+        figures = {"shards": len(records or ()), "rows": sum(each.rows for each in records or ()), "size": sum(sizes)}
     return {
         "artifact": str(ref),
         "stage": manifest.stage if manifest else named,
         "complete": manifest is not None,
-        "removed": store.removed(ref),
         "age_s": round(time.time() - max(started), 1) if started else None,
-        "shards": len(records),
-        "rows": sum(record.rows for record in records),
-        "size": sum(file.size for record in records for file in record.files),
+        **figures,
         "runs": sorted(epochs),
         "epochs": {name: sorted(epochs[name]) for name in sorted(epochs)},
     }

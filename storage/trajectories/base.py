@@ -125,32 +125,49 @@ class Sample:
 
 
 class TrajectoryShard:
-    """A shard opened for reading: its table is in memory, its payloads are read in ranges on demand."""
+    """A shard for reading: table and payload file are opened when they are first needed, payloads read in ranges."""
 
-    def __init__(self, table: pa.Table, payloads: Callable[[], Blob], where: str) -> None:
-        """Bind a table of ``flowmill.storage.trajectories.schema.SAMPLES`` to the function that opens its payload
-        file."""
-        self.table = table
+    def __init__(self, read: Callable[[], pa.Table], payloads: Callable[[], Blob], where: str) -> None:
+        """Bind to the functions that read the table, of ``flowmill.storage.trajectories.schema.SAMPLES``, and open the
+        payload file."""
+        self._read_table = read
         self._payloads = payloads
+        self._table: pa.Table | None = None
         self._blob: Blob | None = None
         self._where = where
+
+    @property
+    def table(self) -> pa.Table:
+        """The table, which stays in memory until ``close``."""
+        # Another thread may close it at any time.
+        table = self._table
+        if table is None:
+            table = self._table = self._read_table()
+        return table
 
     def only(self, sample_ids: pa.Array, prompt_ids: pa.Array) -> TrajectoryShard:
         """Return the shard with some of its samples, and the ids of the prompts that they are trained with."""
         import pyarrow.compute as pc
 
-        places = pc.index_in(self.table.column("sample_id"), value_set=sample_ids)
-        table, number = self.table.filter(pc.is_valid(places)), self.table.column_names.index("prompt_id")
-        table = table.set_column(number, "prompt_id", prompt_ids.take(places.drop_null()))
-        return TrajectoryShard(table, self._payloads, self._where)
+        def chosen() -> pa.Table:
+            table = self._read_table()
+            places = pc.index_in(table.column("sample_id"), value_set=sample_ids)
+            table, number = table.filter(pc.is_valid(places)), table.column_names.index("prompt_id")
+            return table.set_column(number, "prompt_id", prompt_ids.take(places.drop_null()))
+
+        return TrajectoryShard(chosen, self._payloads, self._where)
 
     @cached_property
     def _stored(self) -> _Stored:
         return _Stored(self.table.column("arrays"), self._where)
 
+    def index(self) -> None:
+        """Note where the arrays of all rows lie, so that they are read without the table."""
+        _ = self._stored
+
     def close(self) -> None:
-        """Close the payload file; it is opened again when needed."""
-        self._blob = None
+        """Close the payload file and drop the table; both are opened again when needed."""
+        self._blob = self._table = None
 
     def shape(self, name: str, row: int) -> tuple[int, ...]:
         """Return the shape of a stored array of a row; empty if there is none."""
@@ -247,9 +264,9 @@ class _Stored:
         fields = [entries.field(number) for number in range(entries.type.num_fields)]
         if any(each.null_count for each in (lists, entries, *fields, entries.field("shape").flatten())):
             raise CorruptError(f"{where}: the table says nothing of some arrays. {REMEDY}")
-        self._first = _bounds(lists)
-        # Items of memoryviews are plain integers.
-        self._offsets, self._sizes = (memoryview(entries.field(name).to_numpy()) for name in ("offset", "size"))
+        # Copies, which outlive the table, and whose items are plain integers.
+        self._first = array("q", _bounds(lists))
+        self._offsets, self._sizes = (array("q", entries.field(name).to_numpy()) for name in ("offset", "size"))
         names, dtypes = (entries.field(name).to_pylist() for name in ("name", "dtype"))
         layouts = zip(names, dtypes, _tuples(entries.field("shape")), strict=True)
         numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}

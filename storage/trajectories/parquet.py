@@ -47,6 +47,10 @@ class ParquetStore:
 
     def open(self, files: Files) -> TrajectoryShard:
         """Open a shard."""
+        return TrajectoryShard(lambda: self._read(files), lambda: files.blob(FILE), f"{files.where}/{FILE}")
+
+    def _read(self, files: Files) -> pa.Table:
+        """Return the table, with the offsets that the file's metadata hold."""
         table = read_table(files, FILE, SAMPLES)
         metadata = pq.read_metadata(arrow_file(files.blob(FILE))).metadata or {}
         places = json.loads(metadata.get(_OFFSETS.encode(), b"null"))
@@ -59,7 +63,7 @@ class ParquetStore:
         for name, values in (("arrays", arrays), ("media_offset", places[_MEDIA])):
             field = SAMPLES.field(name)
             table = table.set_column(SAMPLES.get_field_index(name), field, pa.array(values, field.type))
-        return TrajectoryShard(table, lambda: files.blob(FILE), f"{files.where}/{FILE}")
+        return table
 
 
 class ParquetWriter:

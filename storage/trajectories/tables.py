@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ TABLES: Mapping[str, str] = {
     "return_turns": "RETURN_TURNS",
     "variants": "VARIANTS",
 }
+#: Tables of shards in memory before they become one.
+_TOGETHER = 64
 #: Additional columns for other tools, by kind.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}
 
@@ -46,8 +48,10 @@ def write_rows(
     Raises:
         pyarrow.ArrowInvalid: a column does not fit the schema.
     """
+    import pyarrow as pa
+
     rows = len(next(iter(columns.values())))
-    repeated = {name: [value] * rows for name, value in (labels or {}).items()}
+    repeated = {name: pa.repeat(pa.scalar(value, pa.string()), rows) for name, value in (labels or {}).items()}
     _schema().write_table(folder / _file(kind), {**columns, **repeated}, written_schema(kind))
 
 
@@ -67,9 +71,20 @@ def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) 
         ref: the artifact.
         table: a key of ``TABLES``; the artifact's kind when absent.
     """
+    return in_few_chunks(read_shard(store, ref, record, table) for record in store.shards(ref))
+
+
+def in_few_chunks(tables: Iterable[pa.Table]) -> pa.Table:
+    """Return the rows of tables, of which few are in memory at a time: a small one takes far more than its rows."""
     import pyarrow as pa
 
-    return pa.concat_tables([read_shard(store, ref, record, table) for record in store.shards(ref)])
+    joined, small = list[pa.Table](), list[pa.Table]()
+    for table in tables:
+        small.append(table)
+        if len(small) == _TOGETHER:
+            joined.append(pa.concat_tables(small).combine_chunks())
+            small.clear()
+    return pa.concat_tables([*joined, *small])
 
 
 def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, table: str | None = None) -> pa.Table:

@@ -52,7 +52,8 @@ class WebDatasetStore:
 
     def open(self, files: Files) -> TrajectoryShard:
         """Open a shard."""
-        return TrajectoryShard(read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), f"{files.where}/{TAR}")
+        where = f"{files.where}/{TAR}"
+        return TrajectoryShard(lambda: read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), where)
 
 
 class WebDatasetWriter:

@@ -23,7 +23,7 @@ from flowmill.tasks.metrics.evaluations import (
     section_bounds,
 )
 from flowmill.tasks.metrics.monitors import monitor_alerts
-from flowmill.tasks.metrics.rules import RULES, AlertRule, History
+from flowmill.tasks.metrics.rules import RULES, History
 from flowmill.tasks.runs.chain import Chain
 
 #: Names of all rules.
@@ -70,16 +70,18 @@ class Watcher:
         """Bind to the chain of a run."""
         self._chain = chain
         self._epochs: list[dict[str, float]] = []
+        self._rules: list[Alert] = []
+        self._firing: set[str] = set()
         self._chances: dict[tuple[ArtifactRef, ArtifactRef], float] = {}
 
     def all(self) -> list[Alert]:
         """Return all alerts in the order of epochs."""
-        changes = [*_of_rules(self.history()), *_of_monitors(self._chain), *self._heldout()]
+        changes = [*self._of_rules(), *_of_monitors(self._chain), *self._heldout()]
         return sorted(changes, key=lambda alert: alert.epoch)
 
     def trained(self, epoch: int) -> list[Alert]:
         """Return the alerts that begin with the training of an epoch."""
-        changes = [*_of_rules(self.history()), *_of_monitors(self._chain)]
+        changes = [*self._of_rules(), *_of_monitors(self._chain)]
         return [alert for alert in changes if alert.epoch == epoch]
 
     def evaluated(self, epoch: int) -> list[Alert]:
@@ -93,7 +95,24 @@ class Watcher:
             if figures is None:
                 break
             self._epochs.append(figures)
+            self._note(History(self._chain.config, self._epochs))
         return History(self._chain.config, self._epochs)
+
+    def _of_rules(self) -> list[Alert]:
+        self.history()
+        return self._rules
+
+    def _note(self, history: History) -> None:
+        """Note the alerts that begin with the last epoch of a history."""
+        for rule in RULES.values():
+            evidence = rule.fires(history)
+            if evidence is None:
+                self._firing.discard(rule.name)
+            elif rule.name not in self._firing:
+                self._firing.add(rule.name)
+                epoch = len(history.epochs)
+                text = f"epoch {epoch}: {rule.text(evidence, history.config)}"
+                self._rules.append(Alert(rule=rule.name, epoch=epoch, text=text))
 
     def _heldout(self) -> Iterator[Alert]:
         """Yield an alert per reward where its held-out score falls significantly below that of the base model.
@@ -135,23 +154,6 @@ class Watcher:
         section = next((each for each in sections if each.slot == slot), None)
         low, high = (-inf, inf) if section is None else section_bounds(section)
         return high - low
-
-
-def _of_rules(history: History) -> Iterator[Alert]:
-    for rule in RULES.values():
-        fired = False
-        for epoch in range(1, len(history.epochs) + 1):
-            upto = history.upto(epoch)
-            evidence = rule.fires(upto)
-            if evidence is not None and not fired:
-                yield _alert(rule, upto, evidence)
-            fired = evidence is not None
-
-
-def _alert(rule: AlertRule, history: History, evidence: str) -> Alert:
-    """Return the alert of a rule that fires after the last epoch of a history."""
-    epoch = len(history.epochs)
-    return Alert(rule=rule.name, epoch=epoch, text=f"epoch {epoch}: {rule.text(evidence, history.config)}")
 
 
 def _of_monitors(chain: Chain) -> Iterator[Alert]:

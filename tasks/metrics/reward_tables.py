@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from flowmill.configs.rewards import RewardSection
@@ -34,7 +35,9 @@ def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table
     parts = []
     for section, table in zip(sections, tables, strict=True):
         scores = torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
-        failed = torch.tensor([bool(note) for note in table.column("note").to_pylist()]) & scores.isnan()
+        # No lists of Python objects: an epoch may have very many samples.
+        noted = pc.fill_null(pc.not_equal(table.column("note"), ""), False)
+        failed = torch.tensor(noted.to_numpy(), dtype=torch.bool) & scores.isnan()
         values = composed(scores, threshold=section.threshold, standardize=section.standardize)
         parts.append(torch.where(values.isnan() & ~failed, 0.0, values))
     return parts
@@ -42,7 +45,5 @@ def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table
 
 def group_numbers(samples: pa.Table) -> tuple[Tensor, list[str]]:
     """Return each row's group number, (N,) int64 in order of first appearance, and the groups' names."""
-    column = samples.column("group_id").to_pylist()
-    names = list(dict.fromkeys(column))
-    numbers = {name: number for number, name in enumerate(names)}
-    return torch.tensor([numbers[name] for name in column]), names
+    encoded = samples.column("group_id").combine_chunks().dictionary_encode()
+    return torch.tensor(encoded.indices.to_numpy(), dtype=torch.int64), encoded.dictionary.to_pylist()

@@ -35,10 +35,6 @@ class History:
         """Return a figure of all epochs before the last."""
         return [figures[name] for figures in self.epochs[:-1] if name in figures]
 
-    def upto(self, epoch: int) -> History:
-        """Return the history up to and including an epoch; empty for 0."""
-        return History(self.config, self.epochs[:epoch])
-
 
 #: Returns the evidence in words if the rule fires, else None.
 Condition = Callable[[History], "str | None"]

@@ -137,7 +137,9 @@ def joined(table: pa.Table, other: pa.Table, columns: dict[str, str]) -> pa.Tabl
     # Imported late: it imports Arrow, which commands that only describe runs do without.
     from pyarrow.compute import index_in
 
-    places = index_in(table.column("sample_id"), value_set=other.column("sample_id"))
+    if table.column("sample_id") != other.column("sample_id"):
+        places = index_in(table.column("sample_id"), value_set=other.column("sample_id"))
+        other = other.select(list(columns)).take(places)
     for column, name in columns.items():
-        table = table.append_column(name, other.column(column).take(places))
+        table = table.append_column(name, other.column(column))
     return table

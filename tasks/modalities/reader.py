@@ -6,13 +6,13 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.storage.trajectories.tables import in_few_chunks
 from flowmill.tasks.metrics.samples import about_sample
 
 _COLUMNS = ("sample_id", "group_id", "epoch", "prompt_id", "steps", "states", "log_probs", "sigmas")
@@ -24,7 +24,6 @@ class RaggedArray:
     def __init__(self, column: pa.ChunkedArray) -> None:
         """Convert an Arrow column of lists of numbers."""
         lists = column.combine_chunks()
-        lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
         self._offsets: np.ndarray = lists.offsets.to_numpy()
         self._values: np.ndarray = lists.values.to_numpy(zero_copy_only=False)
 
@@ -47,8 +46,8 @@ class RaggedArray:
 class SampleReader:
     """The samples of many shards, numbered in order.
 
-    Tables are read once. Payload files are opened on first use, and the least recently used ones are closed, so memory
-    does not grow with the number of shards.
+    Of tables only what training needs stays. Payload files are opened on first use, and the least recently used ones
+    are closed, so memory does not grow with the number of shards.
     """
 
     def __init__(self, shards: Sequence[TrajectoryShard], *, max_open: int = 64) -> None:
@@ -63,18 +62,29 @@ class SampleReader:
         self._open: OrderedDict[int, None] = OrderedDict()
         self._last = -1
         self._lock = threading.Lock()
-        self._starts: list[int] = [0, *accumulate(shard.table.num_rows for shard in shards)]
-        table = pa.concat_tables([shard.table.select(_COLUMNS) for shard in shards])
+        self._starts: list[int] = [0]
+        table = in_few_chunks(self._noted(shard) for shard in shards)
         self.sample_ids: pa.ChunkedArray = table.column("sample_id")
         self.epochs: np.ndarray = table.column("epoch").to_numpy()
-        self.groups = _codes(table.column("group_id"))
-        self.group_ids: pa.ChunkedArray = table.column("group_id")
-        prompts = table.column("prompt_id").combine_chunks().dictionary_encode()
-        prompts = prompts.chunk(0) if isinstance(prompts, pa.ChunkedArray) else prompts
+        groups, prompts = (
+            table.column(name).combine_chunks().dictionary_encode() for name in ("group_id", "prompt_id")
+        )
+        self.groups: np.ndarray = groups.indices.to_numpy()
+        """(N,) number of each sample's group."""
+        self.group_ids: pa.Array = groups.dictionary
+        """(G,) id of each group."""
         self.prompt_ids: list[str] = prompts.dictionary.to_pylist()
         self.prompt_rows: np.ndarray = prompts.indices.to_numpy()
         self.steps, self.states = RaggedArray(table.column("steps")), RaggedArray(table.column("states"))
         self.log_probs, self.sigmas = RaggedArray(table.column("log_probs")), RaggedArray(table.column("sigmas"))
+
+    def _noted(self, shard: TrajectoryShard) -> pa.Table:
+        """Return the columns of a shard, noting what else training needs of its table, which is dropped."""
+        table = shard.table.select(_COLUMNS)
+        self._starts.append(self._starts[-1] + table.num_rows)
+        shard.index()
+        shard.close()
+        return table
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -89,6 +99,7 @@ class SampleReader:
     def id_and_metadata(self, sample: int) -> tuple[str, dict[str, Any]]:
         """Return id and metadata of a sample."""
         number = bisect_right(self._starts, sample) - 1
+        self._use(number)
         return about_sample(self._shards[number], sample - self._starts[number])
 
     def shape(self, name: str, sample: int) -> tuple[int, ...]:
@@ -104,11 +115,3 @@ class SampleReader:
             while len(self._open) > self._max_open:
                 oldest, _ = self._open.popitem(last=False)
                 self._shards[oldest].close()
-
-
-def _codes(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a dense number per distinct value, (N,)."""
-    encoded = column.combine_chunks().dictionary_encode()
-    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-    codes: Any = encoded.indices.to_numpy()
-    return np.asarray(codes)

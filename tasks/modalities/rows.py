@@ -50,9 +50,11 @@ def single_rows(samples: np.ndarray, positions: np.ndarray) -> Units:
     """Return one unit per row: sample s (N,) has positions[s] of them."""
     counts = positions[samples]
     total = int(counts.sum())
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    rows = np.stack([np.repeat(samples, counts), np.arange(total) - starts], axis=1)
-    return Units(rows.astype(np.int64).reshape(-1, 2), np.arange(total + 1))
+    rows = np.empty((total, 2), np.int64)
+    rows[:, 0] = np.repeat(samples, counts)
+    rows[:, 1] = np.arange(total)
+    rows[:, 1] -= np.repeat(np.cumsum(counts) - counts, counts)
+    return Units(rows, np.arange(total + 1))
 
 
 def rows_among(units: Units, plan: Sequence[Units]) -> Units:

@@ -49,17 +49,12 @@ class SampleSet(ABC):
         """
         self.device = device or torch.device("cpu")
         self.reader = SampleReader(shards)
-        positions = pc.index_in(self.reader.sample_ids, value_set=advantages.column("sample_id").combine_chunks())
-        if positions.null_count:
-            missing = pc.filter(self.reader.sample_ids, pc.is_null(positions))
-            raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
-        order = positions.to_numpy()
-        self.earned = advantages.take(pa.array(order))
+        self.earned = _in_order(advantages, self.reader.sample_ids)
         """Rewards and advantages of samples, (N,) rows."""
-        self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
+        self.advantages: np.ndarray = np.array(self.earned.column("advantage").to_numpy())
         """(N,) float32; NaN for samples that are left out."""
-        self.rewards: np.ndarray = advantages.column("reward").to_numpy()[order]
-        self.factors: np.ndarray = np.ones(len(order), np.float32)
+        self.rewards: np.ndarray = self.earned.column("reward").to_numpy()
+        self.factors: np.ndarray = np.ones(len(self.reader), np.float32)
         """(N,) factor of the loss of each sample."""
         # Policy n is the result of epoch n; epoch n starts from policy n - 1.
         start = int(self.reader.epochs.max(initial=1)) - 1
@@ -231,6 +226,19 @@ class Correctable(SampleSet):
     @abstractmethod
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
         """Set the result of ``recompute`` as old values of stale rows, and set their importance weights."""
+
+
+def _in_order(advantages: pa.Table, sample_ids: pa.ChunkedArray) -> pa.Table:
+    """Return the values of samples, without the names that the samples have themselves."""
+    values = advantages.select([name for name in advantages.column_names if not name.endswith("_id")])
+    # As a rule they are in the same order, and an index of names takes more memory than all else.
+    if advantages.column("sample_id") == sample_ids:
+        return values
+    positions = pc.index_in(sample_ids, value_set=advantages.column("sample_id").combine_chunks())
+    if positions.null_count:
+        missing = pc.filter(sample_ids, pc.is_null(positions))
+        raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
+    return values.take(positions.combine_chunks())
 
 
 def index_of(values: np.ndarray, device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -45,7 +46,11 @@ class Ledger:
 
     def __init__(self) -> None:
         """Start the clock."""
-        self._spans: list[tuple[str, float, float]] = []
+        # Sums, not spans: a run of many epochs has many spans.
+        self._seconds: dict[str, float] = {}
+        self._times: Counter[str] = Counter()
+        self._lately: deque[tuple[str, float]] = deque(maxlen=_LATELY)
+        self._busy, self._working, self._since = 0.0, 0, 0.0
         self._lock = threading.Lock()
         self.started = time.monotonic()
         self._waited, self._measured = 0.0, self.started
@@ -53,12 +58,20 @@ class Ledger:
     @contextmanager
     def work(self, stage: str) -> Iterator[None]:
         """Count the time inside as work of a stage."""
-        start = time.monotonic()
+        with self._lock:
+            start = time.monotonic()
+            self._since = self._since if self._working else start
+            self._working += 1
         try:
             yield
         finally:
             with self._lock:
-                self._spans.append((stage, start, time.monotonic()))
+                end = time.monotonic()
+                self._working -= 1
+                self._busy += 0.0 if self._working else end - self._since
+                self._seconds[stage] = self._seconds.get(stage, 0.0) + end - start
+                self._times[stage] += 1
+                self._lately.append((stage, end - start))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -78,28 +91,26 @@ class Ledger:
 
     def seconds(self, stage: str) -> float:
         """Return the seconds a stage worked."""
-        return sum(end - start for name, start, end in self._spans if name == stage)
+        return self._seconds.get(stage, 0.0)
 
     def times(self, stage: str) -> int:
         """Return how often a stage worked."""
-        return sum(name == stage for name, _, _ in self._spans)
+        return self._times[stage]
 
     def typical(self, stage: str) -> float:
         """Return the mean seconds per span of a stage's recent work; infinity if there is none."""
-        times = [end - start for name, start, end in self._spans[-_LATELY:] if name == stage]
+        with self._lock:
+            times = [seconds for name, seconds in self._lately if name == stage]
         return sum(times) / len(times) if times else math.inf
 
     def stages(self) -> list[str]:
-        """Return the stages that worked, in order of first work."""
-        return list(dict.fromkeys(name for name, _, _ in self._spans))
+        """Return the stages that worked, in the order in which they first finished work."""
+        return list(self._seconds)
 
     def busy(self) -> float:
         """Return the seconds in which at least one stage worked."""
-        total, reach = 0.0, float("-inf")
-        for _, start, end in sorted(self._spans, key=lambda span: span[1]):
-            total += max(0.0, end - max(start, reach))
-            reach = max(reach, end)
-        return total
+        with self._lock:
+            return self._busy + (time.monotonic() - self._since if self._working else 0.0)
 
     def startup(self) -> float:
         """Return the seconds from the start of the process to this ledger."""

@@ -127,7 +127,7 @@ class EpochAdvantages:
     ) -> None:
         """Write rewards and advantages (M,) of the samples that count."""
         columns = {
-            **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
+            **{name: everything.samples.column(name).combine_chunks() for name in _IDENTITY},
             "reward": _nullable(rewards, counted),
             "advantage": _nullable(advantages, counted),
         }
@@ -235,9 +235,9 @@ class EpochAdvantages:
         for ref, table in zip(scored, tables, strict=True):
             if table.column("sample_id") != ids:
                 raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
-        rewards, section, sample_ids = self.config.rewards, self.config.advantage, ids.to_pylist()
+        rewards, section = self.config.rewards, self.config.advantage
         penalty, weights = torch.zeros(len(ids), dtype=torch.float64), [reward.weight for reward in rewards]
-        drawings = None if drawn is None else drawings_of(self.context.store, drawn, self.config, sample_ids)
+        drawings = None if drawn is None else drawings_of(self.context.store, drawn, self.config, ids)
         # Scores of all turns are composed together; NaN where one failed.
         together = [pa.concat_tables(tables[number :: self._scored]) for number in range(self._scored)]
         by_turn = [part.view(-1, len(ids)) for part in optimized_parts(rewards, together[: len(rewards)])]
@@ -248,7 +248,7 @@ class EpochAdvantages:
         summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
             # Mean over the trained steps.
-            kl = self._of_samples(trajectories, sample_ids, "reference_kl", lambda kl: sum(kl) / len(kl))
+            kl = self._of_samples(trajectories, ids, "reference_kl", lambda kl: sum(kl) / len(kl))
             penalty = section.kl_coef * kl
         scores = (torch.tensor(table.column("reward").to_numpy()) for table in together[len(rewards) :])
         watched = [of_turn(each.view(-1, len(ids)), best) for each in scores]
@@ -259,7 +259,7 @@ class EpochAdvantages:
         if trajectories is not None and section.overlong is not None:
             over, longest = section.overlong, self._stage.policy_kind.longest(self.config)
             assert longest is not None
-            lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
+            lengths = self._of_samples(trajectories, ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
         turns = turns_of(self.config)
@@ -276,7 +276,7 @@ class EpochAdvantages:
             turns=None if best is None else best + 1,
         )
 
-    def _of_samples(self, ref: ArtifactRef, names: Sequence[str], column: str, of: Callable[[Any], float]) -> Tensor:
+    def _of_samples(self, ref: ArtifactRef, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]) -> Tensor:
         return figures_of_samples(self.context.store, ref, self.config.rollout.store, names, column, of)
 
 

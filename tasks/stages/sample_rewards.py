@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
+from flowmill.configs.errors import CorruptError
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.tables import in_few_chunks
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
 
@@ -45,6 +49,8 @@ class SampleRewards:
 
     def take(self, mask: Tensor) -> SampleRewards:
         """Return some rows (N,) bool."""
+        if bool(mask.all()):
+            return self
         return replace(
             self,
             samples=self.samples.filter(pa.array(mask.numpy())),
@@ -74,7 +80,7 @@ def history_of(names: Sequence[str], earlier: Sequence[SampleRewards]) -> list[T
 
 
 def figures_of_samples(
-    store: ArtifactStore, ref: ArtifactRef, form: str, names: Sequence[str], column: str, of: Callable[[Any], float]
+    store: ArtifactStore, ref: ArtifactRef, form: str, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]
 ) -> Tensor:
     """Return a figure of a column of stored samples, (N,) float64.
 
@@ -86,17 +92,22 @@ def figures_of_samples(
         column: a column of their table.
         of: value of the column -> figure.
     """
-    opener, figures = open_trajectory_store(form), dict[str, float]()
-    for record in store.shards(ref):
+    opener = open_trajectory_store(form)
+
+    def figures(record: ShardRecord) -> pa.Table:
         table = opener.open(store.files(ref, record)).table
-        columns = (table.column(each).to_pylist() for each in ("sample_id", column))
-        figures |= {sample: of(value) for sample, value in zip(*columns, strict=True)}
-    return torch.tensor([figures[name] for name in names], dtype=torch.float64)
+        values = pa.array([float(of(value)) for value in table.column(column).to_pylist()], pa.float64())
+        return pa.table({"sample_id": table.column("sample_id"), "value": values})
+
+    every = in_few_chunks(figures(record) for record in store.shards(ref))
+    rows = pc.index_in(names, value_set=every.column("sample_id").combine_chunks())
+    if rows.null_count:
+        raise CorruptError(f"{ref} has no sample '{names.filter(pc.is_null(rows))[0]}', which is scored.")
+    return torch.tensor(every.column("value").take(rows).to_numpy(), dtype=torch.float64)
 
 
-def drawings_of(store: ArtifactStore, ref: ArtifactRef, config: RunConfig, samples: Sequence[str]) -> Tensor:
+def drawings_of(store: ArtifactStore, ref: ArtifactRef, config: RunConfig, samples: pa.ChunkedArray) -> Tensor:
     """Return the turn that drew the newest image of each sample, (N,) float64."""
-    names = [image_name(each, 0, of=render_of(config).images) for each in samples]
-    return figures_of_samples(
-        store, ref, config.rollout.store, names, "metadata", lambda metadata: turn_in(json.loads(metadata))
-    )
+    names = [image_name(each, 0, of=render_of(config).images) for each in samples.to_pylist()]
+    form, column = config.rollout.store, pa.chunked_array([pa.array(names, pa.string())])
+    return figures_of_samples(store, ref, form, column, "metadata", lambda metadata: turn_in(json.loads(metadata)))

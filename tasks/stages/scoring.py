@@ -39,6 +39,7 @@ class Scoring(Stage):
     """The reward."""
     earlier: str = ""
     """The slot of a turn before the last, whose new images alone are scored for comments; empty for the last."""
+    _wholes: Mapping[str, list[str]] = {}
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
@@ -77,11 +78,16 @@ class Scoring(Stage):
     def shards(self) -> list[Shard]:
         """The shards of the samples, or several of them as one where a reward compares samples of a group."""
         names = self.sampled()
-        return [Shard(name) for name in (self.whole(names) if self.needs().groupwise else names)]
+        self._wholes = self.whole(names) if self.needs().groupwise else {}
+        return [Shard(name) for name in self._wholes or names]
 
     def parts_of(self, shard: Shard) -> list[str]:
         """Return the shards of samples that are scored as one."""
-        return self.whole(self.sampled())[shard.name] if self.needs().groupwise else [shard.name]
+        if not self.needs().groupwise:
+            return [shard.name]
+        if shard.name not in self._wholes:
+            self._wholes = self.whole(self.sampled())
+        return self._wholes[shard.name]
 
     def sampled(self) -> list[str]:
         """Return the names of all shards of the samples, in order."""

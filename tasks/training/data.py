@@ -72,7 +72,7 @@ class TrainingData:
         if self.context.plan.has_data:
             # An epoch trains on some of the ingested samples.
             chosen = [advantages.column(name).combine_chunks() for name in ("sample_id", "prompt_id")]
-            shards = [part for shard in shards if (part := shard.only(*chosen)).table.num_rows]
+            shards = [shard.only(*chosen) for shard in shards]
         training = Training(
             context=self.context,
             host=host,

@@ -243,7 +243,8 @@ def test_a_payload_of_another_dtype_is_refused(trajectory_store: TrajectoryStore
     shard = trajectory_store.open(FolderFiles(tmp_path))
     entries = shard.table.column("arrays").to_pylist()
     entries[1][0]["dtype"] = "float64"
-    shard = TrajectoryShard(shard.table.set_column(14, "arrays", [entries]), lambda: shard._payloads(), "shard")
+    table = shard.table.set_column(14, "arrays", [entries])
+    shard = TrajectoryShard(lambda: table, lambda: shard._payloads(), "shard")
     with pytest.raises(CorruptError, match=r"latents of row 1 are 288 bytes, but shape .* of float64 needs 576"):
         shard.array("latents", 1)
 
@@ -409,5 +410,6 @@ class TestParquet:
         import pyarrow.parquet as pq
 
         pq.write_table(pq.read_table(file), file)
+        shard = resolve(TRAJECTORY_STORES, "parquet", label="store")().open(FolderFiles(file.parent))
         with pytest.raises(CorruptError, match="does not say where"):
-            resolve(TRAJECTORY_STORES, "parquet", label="store")().open(FolderFiles(file.parent))
+            shard.array("latents", 0)

@@ -19,7 +19,7 @@ from tools.benchmarks import (
     nulls,
     page,
     peers,
-    s3,
+    scale,
     store,
     waits,
 )
@@ -37,7 +37,7 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         "peers": lambda: peers.compare(options.flow_grpo, options.rounds, list(peers.VARIANTS)),
         "epoch": epoch.table,
         "store": store.table,
-        "s3": s3.table,
+        "scale": lambda: scale.table(scale.parsed(["--runs"])),
         "nulls": nulls.table,
         "waits": waits.table,
         "crossing": lambda: crossing.table(crossing.options_of(crossed)),

@@ -7,7 +7,6 @@ check nothing. Wall time on a shared machine says little.
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import resource
@@ -15,7 +14,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +31,6 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.storage.trajectories.base import Sample
 from flowmill.tasks.modalities.reader import SampleReader
-from flowmill.tasks.modalities.rows import plan_updates, single_rows
 
 #: 11 latents of a 512-pixel SD3 sample in half precision: 1.44 MB.
 _SHAPE, _ROWS, _REPEATS = (11, 16, 64, 64), 64, 7
@@ -57,13 +54,13 @@ def _ratios(raw: Callable[[], object], others: dict[str, Callable[[], object]]) 
     return {name: medians["raw"] / medians[name] for name in others}
 
 
-def _samples(latents: np.ndarray, first: int = 0) -> list[Sample]:
+def _samples(latents: np.ndarray) -> list[Sample]:
     return [
         Sample(
-            sample_id=f"s{first + i:08d}",
-            prompt_id=f"p{(first + i) // 16}",
-            group_id=f"p{(first + i) // 16}",
-            prompt=f"prompt {(first + i) // 16}",
+            sample_id=f"s{i:08d}",
+            prompt_id=f"p{i // 16}",
+            group_id=f"p{i // 16}",
+            prompt=f"prompt {i // 16}",
             epoch=1,
             replica=i % 16,
             seed=i,
@@ -239,52 +236,10 @@ def formats() -> str:
     return "\n".join(lines)
 
 
-def many_shards(shards: int = 1000, per_shard: int = 100) -> str:
-    """Return how long a stage's listing, opening and planning takes, and the memory that reading every shard adds."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = ArtifactStore(folder)
-        trajectories = resolve(TRAJECTORY_STORES, "webdataset", label="store")()
-        latents = np.zeros((per_shard, 3, 4, 4, 4), np.float32)
-        for number in range(shards):
-            with store.root.staging() as staging:
-                writer = trajectories.writer(staging)
-                writer.add(_samples(latents, number * per_shard))
-                shard = f"{number:06d}-{number + 1:06d}"
-                store.commit(_REF, shard, staging, rows=per_shard, hashed=writer.end())
-        fresh = ArtifactStore(folder)
-        begun = time.process_time()
-        opened = [trajectories.open(fresh.files(_REF, record)) for record in fresh.records(_REF)]
-        reader = SampleReader(opened)
-        units = single_rows(np.arange(len(reader)), reader.steps.sizes)
-        plan = plan_updates(units, updates=8, inner_epochs=1, seed=0, epoch=1)
-        seconds = time.process_time() - begun
-        rows = sum(len(part.rows) for part in plan)
-        memory = [_read_shards(reader, per_shard, range(stop)) for stop in (shards // 10, shards)]
-    return (
-        f"{shards * per_shard:,} samples in {shards:,} shards: listed, opened and planned ({rows:,} rows) in "
-        f"{seconds:.2f} CPU s; reading a tenth of the shards adds {memory[0]:.0f} MB, all of them {memory[1]:.0f} MB"
-    )
-
-
-def _read_shards(reader: SampleReader, per_shard: int, shards: range) -> float:
-    """Read one sample of each shard; return by how many MB resident memory has grown."""
-    before = _resident()
-    for number in shards:
-        reader.array("latents", number * per_shard).sum()
-    return (_resident() - before) / 1e6
-
-
-def _resident() -> int:
-    for line in io.StringIO(Path("/proc/self/status").read_text()):
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no VmRSS")
-
-
 def table() -> str:
-    """Return both."""
+    """Return the table of formats."""
     torch.set_num_threads(1)
-    return f"{formats()}\n\n{many_shards()}\n"
+    return f"{formats()}\n"
 
 
 if __name__ == "__main__":

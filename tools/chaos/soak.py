@@ -136,6 +136,8 @@ def main() -> None:
         os.environ["PREFECT_HOME"] = f"{folder}/prefect"
         prepare_environment()
         looks = soak(options.epochs, Path(folder), s3=options.s3)
+    for epoch in sorted({10, 100, options.epochs}):
+        sys.stdout.write(f"memory at epoch {epoch}: {looks[epoch].memory:.1f} MB\n")
     early, late = range(*_EARLY), range(options.epochs - _LAST + 1, options.epochs + 1)
     worse = False
     sys.stdout.write(f"{'':10} {'early':>10} {'late':>10} {'late/early':>10}\n")

@@ -263,8 +263,8 @@ class ForwardSet(SampleSet):
         return str(self.reader.sample_ids[sample].as_py())
 
     def _name(self, sample: int) -> str:
-        ids = self.reader.group_ids if self._times.shared else self.reader.sample_ids
-        return str(ids[sample].as_py())
+        reader = self.reader
+        return str(reader.group_ids[reader.groups[sample]].as_py()) if self._times.shared else self._id(sample)
 
     def _noise(self, sample: int, position: int, shape: tuple[int, ...]) -> Tensor:
         position = 0 if self._times.constant_noise else position

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image
 
 from flowmill.storage.trajectories.tables import read_rows
@@ -95,16 +96,19 @@ def pairs(
 
 def extremes(view: RunView, epoch: int, table: pa.Table) -> tuple[list[Shot], list[Shot]]:
     """Return the samples of an epoch's rollout with the best and the worst rewards, best and worst first."""
-    rows = [
-        _scored(row, f"reward {row['reward']:.3g}, advantage {row['advantage']:+.2f}")
-        for row in table.to_pylist()
-        if row["reward"] is not None
-    ]
-    rows.sort(key=lambda row: (row.reward, row.sample_id))
-    middle = sum(row.reward or 0.0 for row in rows) / max(1, len(rows))
+    table = table.filter(table.column("reward").is_valid())
+    order = pc.sort_indices(table, [("reward", "ascending"), ("sample_id", "ascending")]).to_numpy()
+    rewards = table.column("reward").to_numpy().astype(np.float64)
+    middle = rewards.mean() if len(rewards) and rewards.min() < rewards.max() else np.nan
+
+    def rows(numbers: Iterable[int]) -> Iterator[SampleScores]:
+        for number in numbers:
+            (row,) = table.slice(number, 1).to_pylist()
+            yield _scored(row, f"reward {row['reward']:.3g}, advantage {row['advantage']:+.2f}")
+
     # One sample per prompt: otherwise one easy or hard prompt takes all places. Its worst sample may still be good.
-    worst = first_of_each([row for row in rows if (row.reward or 0.0) < middle], _SHOWN)
-    best = first_of_each([row for row in rows[::-1] if (row.reward or 0.0) > middle], _SHOWN)
+    worst = first_of_each(rows(order[rewards[order] < middle]), _SHOWN)
+    best = first_of_each(rows(order[rewards[order] > middle][::-1]), _SHOWN)
     shots = shots_of(view, epoch, [*best, *worst], evaluation=False)
     shown = [[shots[row.sample_id] for row in each if row.sample_id in shots] for each in (best, worst)]
     return shown[0], shown[1]
@@ -137,9 +141,11 @@ def _rated(rating: float | None) -> str:
 def first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:
     """Return the first row of each prompt, in order, up to ``most`` rows."""
     by_prompt: dict[str, SampleScores] = {}
-    for row in rows:
+    for row in rows if most else ():
         by_prompt.setdefault(row.prompt_id, row)
-    return list(by_prompt.values())[:most]
+        if len(by_prompt) == most:
+            break
+    return list(by_prompt.values())
 
 
 def shots_of(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluation: bool) -> dict[str, Shot]:

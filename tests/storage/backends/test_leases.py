@@ -237,3 +237,18 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
     (staging.folder / names["dead"]).mkdir()
     Staging(tmp_path)
     assert not (staging.folder / names["dead"]).exists(), "whoever writes next removes it"
+
+
+def test_removing_a_folder_keeps_the_lease_in_it_until_it_is_released(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is given up is removed with its lease held; renewals would miss it, and stop all that follows."""
+    monkeypatch.setattr(leases, "LEASE_S", 0.4)
+    root = root_of(bucket)
+    with root.lock("runs/x/.lock", "Run 'x'"):
+        root.create("runs/x/run.json", b"{}")
+        root.remove("runs/x")
+        assert root.list("runs/x") == [".lock"]
+        time.sleep(0.5)
+        assert root.create("rewards/y", b"")
+    assert root.list("runs") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -69,10 +70,8 @@ def config() -> RunConfig:
 
 
 def _fired(config: RunConfig, epochs: Sequence[Epoch]) -> dict[str, list[int]]:
-    history = History(config, epochs)
-    fires = {
-        name: [e for e in range(1, len(epochs) + 1) if rule.fires(history.upto(e))] for name, rule in RULES.items()
-    }
+    histories = {e: History(config, epochs[:e]) for e in range(1, len(epochs) + 1)}
+    fires = {name: [e for e, history in histories.items() if rule.fires(history)] for name, rule in RULES.items()}
     return {name: found for name, found in fires.items() if found}
 
 
@@ -163,14 +162,19 @@ def test_figures_of_an_epoch_are_those_that_rules_read() -> None:
     assert kinds <= {"max", "median", "last"}
 
 
-def test_alerts_are_read_from_committed_artifacts_once_per_episode(make_config: Make) -> None:
-    """All rewards are equal, so no group has spread."""
+def test_alerts_are_read_from_committed_artifacts_once_per_episode(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rewards are equal, so no group has spread. A rule is evaluated once per epoch of a growing run."""
+    evaluated = Mock(wraps=RULES["no_spread"].fires)
+    monkeypatch.setitem(RULES, "no_spread", replace(RULES["no_spread"], fires=evaluated))
     context = prepare(make_config('rewards=[{name: "tests.support.rewards:Constant"}]', "run.epochs=4"))
     watcher, begun = Watcher(context.chain), list[Alert]()
     for epoch in range(1, 4):
         run_epoch(context, epoch)
         begun += watcher.trained(epoch)
     assert [alert.label for alert in begun] == ["no_spread@2"]
+    assert evaluated.call_count == 3
     assert alerts(context.chain) == begun, "one answer as the run grows and afterwards"
     assert describe_run(context)["warnings"] == [alert.text for alert in begun]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from flowmill.configs.errors import ConfigError, CorruptError
 from flowmill.configs.registry import resolve
-from flowmill.storage.trajectories import TRAJECTORY_STORES
+from flowmill.storage.trajectories import TRAJECTORY_STORES, webdataset
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.modalities.reader import SampleReader
 from flowmill.tasks.modalities.rows import (
@@ -80,6 +81,20 @@ def test_few_payload_files_are_mapped_at_a_time(tmp_path: Path, store: str) -> N
         lines = Path("/proc/self/maps").read_text().splitlines()
         mapped = {line.split()[-1] for line in lines if str(tmp_path) in line}
         assert 0 < len(mapped) <= 3
+
+
+def test_tables_are_read_once_and_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock(wraps=webdataset.read_table)
+    monkeypatch.setattr(webdataset, "read_table", read)
+    opened = shards(tmp_path, 12, 1)
+    assert read.call_count == 0
+    reader = SampleReader(opened, max_open=3)
+    for n in (11, 0, 5, 11, 3, 7, 0):
+        np.testing.assert_array_equal(reader.array("latents", n), sample(n).latents)
+    assert read.call_count == 12
+    assert all(shard._table is None for shard in opened)
+    assert [reader.id_and_metadata(n)[0] for n in range(12)] == [f"s{n:04d}" for n in range(12)]
+    assert sum(shard._table is not None for shard in opened) <= 3
 
 
 def test_a_missing_payload_is_noticed_when_it_is_read(tmp_path: Path) -> None:

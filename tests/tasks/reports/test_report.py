@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -20,7 +22,7 @@ from flowmill.configs.paths import portable
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.reports.report import charts, page, run_report
+from flowmill.tasks.reports.report import charts, page, run_report, samples
 from flowmill.tasks.reports.report.headline import SampleScores, headline
 from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.reports.report.samples import _encoded
@@ -133,6 +135,24 @@ def test_runs_beside_each_other(context: RunContext, make_config: Make) -> None:
     assert "Settings in which they differ" in page.text
     assert re.search(r"optimize.learning_rate\s*0.001\s*0.01", page.text)
     assert "0 of 2 epochs are trained" in page.text, "of a run that has not begun"
+
+
+def test_the_best_and_worst_samples_are_found_without_a_row_per_sample(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One per prompt, ties by id; those at the mean are neither."""
+    rewards = [float(number % 7) for number in range(700)]
+    ids, prompts = ([f"{letter}{number // each:03d}" for number in range(700)] for letter, each in (("s", 1), ("p", 7)))
+    columns = {"sample_id": ids, "prompt_id": prompts, "reward": pa.array([None, *rewards[1:]], pa.float32())}
+    table = pa.table({**columns, "advantage": pa.array(rewards, pa.float32())})
+    scored = Mock(wraps=samples._scored)
+    monkeypatch.setattr(samples, "_scored", scored)
+    monkeypatch.setattr(samples, "shots_of", lambda view, epoch, rows, **_: {row.sample_id: row for row in rows})
+    best, worst = samples.extremes(RunView(context), 1, table)
+    assert [row.sample_id for row in best] == [f"s{number}" for number in (699, 692, 685, 678, 671, 664)]
+    assert [row.sample_id for row in worst] == [f"s{number:03d}" for number in (7, 14, 21, 28, 35, 42)]
+    assert scored.call_count == 12
+    assert samples.extremes(RunView(context), 1, table.slice(0, 1)) == ([], [])
 
 
 def test_latents_without_images_have_no_gallery(make_config: Make) -> None:
