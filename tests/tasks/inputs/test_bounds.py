@@ -161,6 +161,7 @@ def reader() -> Iterator[Callable[[Path], tuple[int, str]]]:
         process.stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_takes_little_memory(tmp_path: Path, reader: Callable[[Path], tuple[int, str]], name: str) -> None:
     write, expected = BOMBS[name]
