@@ -126,10 +126,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
         f"{_ROWS} rows; []",
     ),
-    "several files": (
-        lambda folder: _parquet(folder, _SAME, **_OPTIONS).with_name("*.parquet"),
-        f"{_ROWS} rows; []",
-    ),
+    "several files": (lambda folder: _parquet(folder, _SAME, **_OPTIONS).with_name("*.parquet"), f"{_ROWS} rows; []"),
     "saved dictionary": (lambda folder: _saved(folder, _SAME), f"{_ROWS} rows; []"),
     "saved and compressed": (
         lambda folder: _saved(folder, pa.array(["0" * _ROWS * 1_000_000]), "zstd"),

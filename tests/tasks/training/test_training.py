@@ -85,12 +85,7 @@ def transitions(policy: TrainableDenoiser, rows: int) -> TransitionBatch:
 
 
 def update(
-    folder: Path,
-    batch: TransitionBatch,
-    dtype: torch.dtype,
-    rows: int,
-    scale: LossScale | None,
-    ranks: Ranks = ALONE,
+    folder: Path, batch: TransitionBatch, dtype: torch.dtype, rows: int, scale: LossScale | None, ranks: Ranks = ALONE
 ) -> tuple[Tensor, TrainerState]:
     """One update of ``rows`` rows, of which the batch holds some; returns the gradient from Adam's first moment."""
     policy = trainable(folder, dtype)
