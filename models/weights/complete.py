@@ -29,9 +29,8 @@ def check_complete(folder: Path, kind: Any, *, label: str) -> None:
     if not config.is_file() or "quantization_config" in read_json(config):
         # Quantized weights are packed in other shapes.
         return
-    if lacking := _lacking(
-        folder, kind, label, tuple(sorted(_state(file) for file in folder.iterdir() if file.is_file()))
-    ):
+    files = sorted(_state(file) for file in folder.iterdir() if file.is_file())
+    if lacking := lacking_weights(folder, kind, label, tuple(files)):
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise ConfigError(
             f"{label} '{folder}' {lacking[0]}{more}, which its config.json requires; a run would train a different "
@@ -45,9 +44,10 @@ def _state(file: Path) -> tuple[str, int, int, int, int]:
 
 
 @lru_cache(maxsize=64)
-def _lacking(folder: Path, kind: Any, label: str, files: tuple[Any, ...]) -> list[str]:
-    """Return missing weights and other shapes; a process loads parts of a folder several times and checks the same
-    files once."""
+def lacking_weights(folder: Path, kind: Any, label: str, files: tuple[Any, ...]) -> list[str]:
+    """Return missing weights and other shapes, as ends of a sentence, computed once for files of one state: a process
+    loads parts of a folder several times. Raises ConfigError and OSError as ``check_complete``; ValueError if a file
+    cannot be read."""
     find = _of_diffusers if hasattr(kind, "load_config") else _of_transformers
     try:
         return sorted(find(folder, kind, label))
