@@ -6,7 +6,10 @@ import os
 import tempfile
 
 from flowmill.flows.environment import prepare_environment
-from tests.support.shared import VARIABLE, Shared, where
+from tests.support.shared import VARIABLE, Shared, once, where
+
+# No test takes the power away, and waiting for disks took a sixth of the time; a closed descriptor is still an error.
+setattr(os, "fsync", os.fstat)  # noqa: B010
 
 _HOMES = ("PREFECT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 if VARIABLE not in os.environ:
@@ -127,13 +130,12 @@ def golden_dir(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_base() -> Path:
     """A StableDiffusion3Pipeline folder with barely trained weights, of half the quickstart's blocks (two seconds)."""
-    folder = tmp_path_factory.mktemp("base") / "pipeline"
+    builder = DigitsBuilder(steps=20, vae_steps=20, images=500)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("flowmill.models.quickstart.pipeline._LAYERS", 2)
-        DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder, lambda label, done, total: None)
-    return folder
+        return once("tiny_base", lambda folder: builder.build(folder, lambda label, done, total: None))
 
 
 ConfigFactory = Callable[..., RunConfig]

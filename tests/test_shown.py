@@ -440,12 +440,7 @@ def test_a_picture_has_room_for_any_prompt(text: str) -> None:
 
 
 def test_what_is_plain_stays_readable() -> None:
-    for name in (
-        "tiny-sd3",
-        "jpeg_compressibility",
-        "stabilityai/sd3.5",
-        "on train.txt (8 prompts), a + 2 x b: c.",
-    ):
+    for name in ("tiny-sd3", "jpeg_compressibility", "stabilityai/sd3.5", "on train.txt (8 prompts), a + 2 x b: c."):
         assert in_markdown(name) == name
         assert in_code(name) == f"`{name}`"
         assert quoted(name) == shlex.quote(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -30,8 +31,7 @@ class DigitsNetwork:
     _network: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        images, labels = real_digits()
-        self._network = _trained(torch.tensor(images.reshape(len(images), -1)).float(), torch.tensor(labels).long())
+        self._network = _trained()
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return log-likelihoods and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
@@ -58,8 +58,11 @@ def _mean_likelihood(likelihoods: Tensor, prompts: Sequence[str]) -> Tensor:
     return likelihoods.gather(2, digits[..., None]).mean((1, 2))
 
 
-def _trained(images: Tensor, labels: Tensor) -> nn.Sequential:
-    """Return a network that reads (N, 64) images of digits, the same every time."""
+@cache
+def _trained() -> nn.Sequential:
+    """Return a network that reads (N, 64) images of digits, the same in every process."""
+    digits, classes = real_digits()
+    images, labels = torch.tensor(digits.reshape(len(digits), -1)).float(), torch.tensor(classes).long()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,30 @@ def check_complete(folder: Path, kind: Any, *, label: str) -> None:
     if not config.is_file() or "quantization_config" in read_json(config):
         # Quantized weights are packed in other shapes.
         return
-    find = _of_diffusers if hasattr(kind, "load_config") else _of_transformers
-    try:
-        lacking = sorted(find(folder, kind, label))
-    except SafetensorError as error:
-        raise ValueError(f"a file of '{folder}' is no safetensors file ({error})") from None
-    if lacking:
+    files = sorted(_state(file) for file in folder.iterdir() if file.is_file())
+    if lacking := lacking_weights(folder, kind, label, tuple(files)):
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise ConfigError(
             f"{label} '{folder}' {lacking[0]}{more}, which its config.json requires; a run would train a different "
             "model. Save it again with save_pretrained(), or copy or download it again."
         )
+
+
+def _state(file: Path) -> tuple[str, int, int, int, int]:
+    state = file.stat()
+    return file.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+@lru_cache(maxsize=64)
+def lacking_weights(folder: Path, kind: Any, label: str, files: tuple[Any, ...]) -> list[str]:
+    """Return missing weights and other shapes, as ends of a sentence, computed once for files of one state: a process
+    loads parts of a folder several times. Raises ConfigError and OSError as ``check_complete``; ValueError if a file
+    cannot be read."""
+    find = _of_diffusers if hasattr(kind, "load_config") else _of_transformers
+    try:
+        return sorted(find(folder, kind, label))
+    except SafetensorError as error:
+        raise ValueError(f"a file of '{folder}' is no safetensors file ({error})") from None
 
 
 def _of_diffusers(folder: Path, kind: Any, label: str) -> Iterable[str]:

@@ -21,10 +21,13 @@ from flowmill.models.policies import POLICIES
 from flowmill.models.policies.folder_policy import FolderPolicy
 from flowmill.models.policies.nan_checks import noise_levels
 from flowmill.models.policies.parts import Part
+from flowmill.tasks.checks import check
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.components import make_algorithm
 from flowmill.tasks.inputs.model_settings import check_model
 from flowmill.tasks.inputs.renderer import renderer_config
+from flowmill.tasks.inputs.resolved import ResolvedConfig
+from flowmill.tasks.inputs.trained_weights import check_trained
 from flowmill.tasks.specs.plan import RunPlan
 from pages.preset_page import ABSENT, deviations, resolved, shown
 from tests.conftest import ROOT
@@ -63,6 +66,7 @@ def test_a_preset(name: str, tmp_path: Path) -> None:
         check_targets(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(PIPELINE_PRESETS))
 def test_presets_run_on_the_components_as_published(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +74,16 @@ def test_presets_run_on_the_components_as_published(
     """The checks of a downloaded folder pass, and its scheduler leads through every number of steps."""
     # The folder has no weights of these sizes.
     monkeypatch.setattr(FolderPolicy, "check_weights", lambda folder: None)
+    # What presets of one model train alike is made once: adapters of published sizes take a second.
+    trained: set[str] = set()
+
+    def check_once(plan: ResolvedConfig) -> None:
+        key = repr((plan.config.model, plan.requires.critic))
+        if key not in trained:
+            check_trained(plan)
+            trained.add(key)
+
+    monkeypatch.setattr(check, "check_trained", check_once)
     first = denoising(load_config(PIPELINE_PRESETS[model][0]))
     published_folder(model, first.model.policy, tmp_path)
     # Embeddings of published sizes take ten seconds to compute.

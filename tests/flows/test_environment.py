@@ -20,13 +20,7 @@ from flowmill.flows.environment import prepare_environment
 from tests.conftest import ROOT
 
 LIBRARIES: list[Any] = [import_module(name) for name in ("httpx", "httpx2") if find_spec(name)]
-UNUSABLE = (
-    "socks5://127.0.0.1:9",
-    "socks5h://me:secret@127.0.0.1:9",
-    "socks://127.0.0.1:9",
-    "ftp://h",
-    "http://h:x",
-)
+UNUSABLE = ("socks5://127.0.0.1:9", "socks5h://me:secret@127.0.0.1:9", "socks://127.0.0.1:9", "ftp://h", "http://h:x")
 USABLE = ("http://127.0.0.1:9", "127.0.0.1:9")
 PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 

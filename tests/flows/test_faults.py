@@ -74,9 +74,7 @@ def test_what_cannot_be_written_is_named(
 @pytest.mark.slow
 @by_error
 def test_what_changes_a_store_that_cannot_be_written_says_so(
-    finished_run: tuple[RunContext, Path],
-    number: int,
-    capsys: pytest.CaptureFixture[str],
+    finished_run: tuple[RunContext, Path], number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = finished_run[0].store.root.uri
     with failing_below(root, number):

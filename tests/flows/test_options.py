@@ -22,13 +22,7 @@ from flowmill.configs.overrides import apply_overrides
 from flowmill.flows.cli import app
 from flowmill.flows.cli.request_options import with_options
 from flowmill.flows.environment import as_overrides
-from flowmill.flows.requests import (
-    DeployRequest,
-    PipelineRequest,
-    Request,
-    StageRequest,
-    SweepRequest,
-)
+from flowmill.flows.requests import DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
 from flowmill.tasks.execution.serve_reward import ServeRequest
 from flowmill.tasks.ratings.request import RateRequest
 from flowmill.tasks.runs.opening import run_name

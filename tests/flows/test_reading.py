@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -114,32 +113,19 @@ def read_only(folder: Path) -> Iterator[list[str]]:
 @pytest.mark.campaign
 def test_a_store_on_a_read_only_file_system(finished_run: tuple[RunContext, Path], tmp_path: Path) -> None:
     context, config = finished_run
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*before, sys.executable, "-m", "flowmill.flows.cli", *words, "--root", context.store.root.uri]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
     with read_only(Path(context.store.root.uri)) as before:
         for line in filter(lambda each: isinstance(each, str), READING):
             arguments = [word.format(out=tmp_path, config=config) for word in line.split() if "e00001" not in word]
             arguments = [word for word in arguments if word != "--sample"]
-            command = [
-                *before,
-                sys.executable,
-                "-m",
-                "flowmill.flows.cli",
-                *arguments,
-                "--root",
-                context.store.root.uri,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+            done = run(*arguments)
             assert done.returncode == 0, done.stderr
         for line in ("stage score --run small --epoch 1 --force --trust-store", "store gc --delete", "store repair"):
-            command = [
-                *before,
-                sys.executable,
-                "-m",
-                "flowmill.flows.cli",
-                *line.split(),
-                "--root",
-                context.store.root.uri,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+            done = run(*line.split())
             assert done.returncode == 1
             assert f"flowmill: store.root '{context.store.root.uri}' cannot be used: Read-only" in done.stderr
             assert "Traceback" not in done.stderr

@@ -162,8 +162,7 @@ def test_guard_of_flow_factory(case: Case) -> None:
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("kind", "key"),
-    [("flow_grpo", "kl_flowgrpo_image"), ("gaussian", "kl_flowgrpo_wan"), ("mean", "kl_ff_xbased")],
+    ("kind", "key"), [("flow_grpo", "kl_flowgrpo_image"), ("gaussian", "kl_flowgrpo_wan"), ("mean", "kl_ff_xbased")]
 )
 def test_kl_of_steps(case: Case, kind: Any, key: str) -> None:
     nothing = torch.zeros(case.rows, dtype=case.dtype)

@@ -109,20 +109,22 @@ def test_a_matrix_that_no_header_names_is_that_of_the_size(tmp_path: Path, size:
 
 
 @pytest.mark.parametrize(
-    ("name", "signal", "expected"),
+    ("name", "left", "right"),
     [
         # Half of the signal of HLG is 1/12 of the scene, (1/12) ** 1.2 of 1,000 cd/m2; three quarters are 203 cd/m2.
-        ("hlg", 127.5, 137),
-        ("hlg", 191.25, 255),
+        ("hlg", (127.5, 137), (191.25, 255)),
         # 0.58 of the signal of PQ are 203 cd/m2.
-        ("pq", 148, 255),
-        ("pq", 0, 0),
+        ("pq", (148, 255), (0, 0)),
     ],
 )
-def test_hdr_is_mapped_to_srgb_by_its_white(tmp_path: Path, name: str, signal: float, expected: int) -> None:
-    gray = np.full((32, 32, 3), round(signal), np.uint8)
-    path = film(tmp_path / "film.mp4", gray, "yuv420p10le", x264=HEADERS[name])
-    assert np.abs(film_frames(path, 1)[0, 5, 5].astype(int) - expected).max() <= 3
+def test_hdr_is_mapped_to_srgb_by_its_white(
+    tmp_path: Path, name: str, left: tuple[float, int], right: tuple[float, int]
+) -> None:
+    grays = np.repeat(np.array([[round(left[0]), round(right[0])]], np.uint8), 32, 1).repeat(32, 0)[..., None]
+    path = film(tmp_path / "film.mp4", grays.repeat(3, 2), "yuv420p10le", x264=HEADERS[name])
+    frame = film_frames(path, 1)[0].astype(int)
+    for column, (_, expected) in ((5, left), (58, right)):
+        assert np.abs(frame[5, column] - expected).max() <= 3
     assert not is_plain_film(path)
 
 

@@ -19,15 +19,7 @@ from PIL import Image
 from flowmill.configs.errors import PromptError
 from flowmill.models import image_files
 from flowmill.models.films import film_size, is_film, open_sound
-from flowmill.models.image_files import (
-    FORMATS,
-    frames_in,
-    is_plain,
-    open_clip,
-    open_picture,
-    opened_picture,
-    size_of,
-)
+from flowmill.models.image_files import FORMATS, frames_in, is_plain, open_clip, open_picture, opened_picture, size_of
 from flowmill.storage.trajectories.media import MediaFormat, Sound
 from flowmill.tasks.inputs.prompt_rows import images_of
 from flowmill.tasks.inputs.rows.row import RowLocation

@@ -11,9 +11,7 @@ TESTS = {
         "tests/golden/test_golden.py",
         "tests/contracts/test_policies.py::test_a_training_step_lowers_the_loss_and_reaches_every_parameter",
     ],
-    "diffusers": [
-        "tests/contracts/test_policies.py::test_ode_equals_the_pipeline",
-    ],
+    "diffusers": ["tests/contracts/test_policies.py::test_ode_equals_the_pipeline"],
     "transformers": [
         "tests/models/policies/test_language_classes.py",
         "tests/models/policies/test_vision_lm.py",

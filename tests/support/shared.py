@@ -5,12 +5,15 @@ Each is started when somebody first asks for it, by the process that pytest was 
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import socket
 import socketserver
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -75,3 +78,16 @@ def where(name: str) -> str:
         connection.sendall(f"{name}\n".encode())
         with connection.makefile("rb") as answer:
             return answer.read().decode()
+
+
+def once(name: str, build: Callable[[Path], object]) -> Path:
+    """Return a folder that the first of all processes that needs it builds; nobody changes it afterwards."""
+    folder = Path(os.environ[VARIABLE]).with_name(name)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            building = folder.with_suffix(".building")
+            shutil.rmtree(building, ignore_errors=True)
+            build(building)
+            building.rename(folder)
+    return folder

@@ -26,11 +26,7 @@ _QWEN = {
 #: Further tokens of each class, by attribute of the tokenizer.
 _TOKENS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _QWEN),
-    "gemma3": {
-        "image_token": "<image_soft_token>",
-        "boi_token": "<start_of_image>",
-        "eoi_token": "<end_of_image>",
-    },
+    "gemma3": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
     "smolvlm": {
         "image_token": "<image>",
         "fake_image_token": "<fake_token_around_image>",

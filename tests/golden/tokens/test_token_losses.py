@@ -20,6 +20,7 @@ from flowmill.tasks.algorithms.objectives import clipped_surrogate
 from flowmill.tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
 from flowmill.tasks.algorithms.token_objectives import masked_mean, masked_sum, token_kl
 from flowmill.tasks.algorithms.tokens import TokenBatch
+from tests.support.token_batches import token_batch
 
 DATA = Path(__file__).parent / "data"
 #: Of TRL: loss type -> how rows are normalized.
@@ -76,24 +77,12 @@ class Given:
 
 def batch_of(case: Case, **more: Any) -> TokenBatch:
     mask = case.tensor("mask").bool()
-    rows = len(mask)
-    about: dict[str, Any] = {"sampled_log_probs": case.tensor("old"), "behavior_log_probs": case.tensor("old"), **more}
-    return TokenBatch(
-        ids=case.tensor("ids"),
-        mask=mask,
-        old_log_probs=case.tensor("old"),
-        share=torch.full((rows,), rows / float(mask.sum()), dtype=torch.float64),
-        own=torch.zeros(rows, dtype=torch.bool),
-        advantages=case.tensor("advantages")[:, 0],
-        weights=torch.ones(rows),
-        units=torch.arange(rows),
-        importance=torch.ones(rows),
-        count=rows,
-        age=torch.zeros(rows, dtype=torch.int64),
-        step=torch.zeros(rows, dtype=torch.int64),
-        keys=tuple((row, 0) for row in range(rows)),
-        **about,
-    )
+    own: dict[str, Any] = {
+        "ids": case.tensor("ids"),
+        "share": torch.full((len(mask),), len(mask) / float(mask.sum()), dtype=torch.float64),
+        "advantages": case.tensor("advantages")[:, 0],
+    }
+    return token_batch(mask, case.tensor("old"), **{**own, **more})
 
 
 def expect_equal(algorithm: TokenGRPO, case: Case, name: str, **more: Any) -> None:

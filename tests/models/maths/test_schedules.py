@@ -92,11 +92,7 @@ def test_options_are_checked() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        (
-            "subset",
-            {"candidates": [1, 3, 1]},
-            r"is \[1, 3, 1\]; it holds step 1 more than once. Remove it\.$",
-        ),
+        ("subset", {"candidates": [1, 3, 1]}, r"is \[1, 3, 1\]; it holds step 1 more than once. Remove it\.$"),
         ("subset", {"count": 0}, "count is 0; it must be greater than 0"),
         ("branch", {"steps": [2, 2]}, r"steps is \[2, 2\]; it holds step 2 more than once"),
         ("fraction", {"fraction": 0.0}, "must be greater than 0"),

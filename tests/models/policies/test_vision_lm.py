@@ -15,17 +15,7 @@ from flowmill.models.policies.pictures import load_processor, pictures_of
 from flowmill.models.policies.vision_lm import VisionLM
 from flowmill.models.weights.lora import LoraSpec
 from tests.support.vision_classes import CLASSES
-from tests.support.vision_gaps import (
-    CHOICES,
-    NEW,
-    drawn,
-    gaps_of,
-    loaded,
-    prompts_of,
-    replayed,
-    rounding_of,
-    theirs,
-)
+from tests.support.vision_gaps import CHOICES, NEW, drawn, gaps_of, loaded, prompts_of, replayed, rounding_of, theirs
 
 
 @pytest.fixture(autouse=True)

@@ -32,12 +32,7 @@ def change(file: Path, name: str, shape: tuple[int, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("component", "name", "shape", "said"),
     [
-        (
-            "transformer",
-            "pos_embed.proj.weight",
-            None,
-            r"has no weight 'pos_embed.proj.weight' of shape",
-        ),
+        ("transformer", "pos_embed.proj.weight", None, r"has no weight 'pos_embed.proj.weight' of shape"),
         ("vae", "decoder.conv_in.bias", None, "has no weight 'decoder.conv_in.bias'"),
         ("vae", "decoder.conv_in.bias", (1,), r"has 'decoder.conv_in.bias' of shape \(1,\) instead of"),
         ("text_encoder", "text_model.final_layer_norm.bias", None, "has no weight 'text_model.final_layer_norm.bias'"),

@@ -92,9 +92,10 @@ def _race(arguments: tuple[str, int]) -> str:
     return "won"
 
 
+@pytest.mark.slow
 def test_racing_writers_have_one_content(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with _processes().Pool(4) as pool:
         outcomes = pool.map(_race, [(root, number) for number in range(16)])
     store = ArtifactStore(root)
     record = store.records(REF)[0]
@@ -102,6 +103,13 @@ def test_racing_writers_have_one_content(tmp_path: Path) -> None:
     winner = int(content.removeprefix("writer "))
     assert [outcome == "won" for outcome in outcomes] == [number % 2 == winner for number in range(16)]
     assert verify_store(store, deep=True)["problems"] == []
+
+
+def _processes() -> Any:
+    """Return what starts processes that share the imports of this file."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _publish_and_remove(arguments: tuple[str, int]) -> None:
@@ -116,8 +124,9 @@ def _publish_and_remove(arguments: tuple[str, int]) -> None:
             store.remove("artifact/shard")
 
 
+@pytest.mark.slow
 def test_publishing_what_others_remove_meanwhile(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with _processes().Pool(4) as pool:
         pool.map(_publish_and_remove, [(str(tmp_path), number) for number in range(4)], chunksize=1)
     assert len(list((tmp_path / "artifact").rglob("*.bin"))) in (0, 4)
     assert list((tmp_path / STAGING).iterdir()) == []
@@ -222,8 +231,9 @@ def _hold(path: str, ready: object, release: object) -> None:
         release.wait(30)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_one_process_executes_a_run(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = _processes()
     ready, release = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(str(tmp_path), ready, release))
     holder.start()

@@ -178,10 +178,7 @@ def test_who_is_best_is_decided_before_clipping() -> None:
     # All of a group on one side of the clip: still one best and one worst.
     assert shape_advantages(
         torch.tensor([7.0, 6.0]), torch.zeros(2, dtype=torch.int64), mode="best_worst"
-    ).tolist() == [
-        1.0,
-        -1.0,
-    ]
+    ).tolist() == [1.0, -1.0]
 
 
 def test_running_statistics_by_hand() -> None:

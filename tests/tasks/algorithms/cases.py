@@ -21,6 +21,7 @@ from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.base import Algorithm, RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
 from flowmill.tasks.algorithms.tokens import TokenBatch
+from tests.support.token_batches import token_batch
 from tests.support.toy import BEHAVIOR, SHAPE, Toy, draws, liking, models_of, noised, states, transitions, vector
 
 Options = dict[str, Any]
@@ -168,27 +169,16 @@ def models_of_linear(policy: Toy, **more: Any) -> DiffusionModels:
 
 def token_rows(advantages: Sequence[float], *, dtype: torch.dtype = torch.float32, **changes: Any) -> TokenBatch:
     """Return five texts in two pairs, the last only pads; log-probs before and values are 0."""
-    rows, zeros = len(advantages), torch.zeros(MASK.shape, dtype=dtype)
+    zeros = torch.zeros(MASK.shape, dtype=dtype)
     own: dict[str, Any] = {
-        "ids": torch.zeros(MASK.shape, dtype=torch.int64),
-        "mask": MASK,
-        "old_log_probs": zeros,
-        "behavior_log_probs": zeros,
-        "sampled_log_probs": zeros,
-        "share": torch.ones(rows, dtype=dtype),
-        "own": torch.zeros(rows, dtype=torch.bool),
         "returns": zeros,
         "values": zeros,
         "advantages": torch.tensor(advantages, dtype=dtype),
         "weights": torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], dtype=dtype),
         "units": torch.tensor([0, 0, 1, 1, 2]),
-        "importance": torch.ones(rows, dtype=dtype),
         "count": 4,
-        "age": torch.zeros(rows, dtype=torch.int64),
-        "step": torch.zeros(rows, dtype=torch.int64),
-        "keys": tuple((row, 0) for row in range(rows)),
     }
-    return TokenBatch(**{**own, **changes})
+    return token_batch(MASK, zeros, **{**own, **changes})
 
 
 class Fixed:

@@ -12,8 +12,9 @@ from torch import Tensor
 from flowmill.models.maths.transitions import gaussian_kl
 from flowmill.tasks.algorithms.grpo import GRPO
 from flowmill.tasks.algorithms.token_grpo import TokenGRPO
+from flowmill.tasks.algorithms.tokens import TokenBatch
 from flowmill.tasks.modalities.rows import first_units, plan_updates, single_rows
-from tests.golden.tokens.test_token_losses import TokenBatch
+from tests.support.token_batches import token_batch
 from tests.support.toy import REFERENCE, START, Toy, models_of, transitions, vector
 
 OLD, NEW, BASE = ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.1, 0.6, 0.3])
@@ -33,22 +34,7 @@ class Chosen:
 
 
 def texts() -> TokenBatch:
-    old = vector(OLD).log()[:, None]
-    rows: dict[str, Any] = {name: torch.ones(3) for name in ("weights", "importance", "share", "advantages")}
-    return TokenBatch(
-        ids=torch.zeros(3, 1, dtype=torch.int64),
-        mask=torch.ones(3, 1, dtype=torch.bool),
-        old_log_probs=old,
-        behavior_log_probs=old,
-        sampled_log_probs=old,
-        own=torch.zeros(3, dtype=torch.bool),
-        units=torch.arange(3),
-        count=3,
-        age=torch.zeros(3, dtype=torch.int64),
-        step=torch.zeros(3, dtype=torch.int64),
-        keys=tuple((row, 0) for row in range(3)),
-        **rows,
-    )
+    return token_batch(torch.ones(3, 1, dtype=torch.bool), vector(OLD).log()[:, None])
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence", "product"])

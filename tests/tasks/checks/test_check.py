@@ -214,11 +214,7 @@ def test_an_image_larger_than_the_model_has_positions_for(make_config: Make) -> 
         ("model_index.json", b"{", "is not a whole pipeline: '.*model_index.json' is no JSON"),
         ("transformer/config.json", b"\xff", "is not a whole pipeline: '.*config.json' is no JSON"),
         ("transformer/config.json", None, r"is not a whole pipeline: .*No such file.*config.json"),
-        (
-            "text_encoder/model.safetensors",
-            b"short",
-            "text_encoder' cannot be loaded: .*header too small",
-        ),
+        ("text_encoder/model.safetensors", b"short", "text_encoder' cannot be loaded: .*header too small"),
     ],
 )
 def test_a_broken_model_folder(
@@ -243,11 +239,7 @@ def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:
     ("file", "change", "expected"),
     [
         ("scheduler", {"set_alpha_to_one": True}, "has no noise there (std 0.0e+00), and a step without noise"),
-        (
-            "scheduler",
-            {"timestep_spacing": "linspace"},
-            "timestep_spacing of its scheduler DDIMScheduler is",
-        ),
+        ("scheduler", {"timestep_spacing": "linspace"}, "timestep_spacing of its scheduler DDIMScheduler is"),
         ("scheduler", {"timestep_spacing": "trailing", "num_train_timesteps": 999}, "only where 999 is a multiple"),
         ("scheduler", {"rescale_betas_zero_snr": True}, "rescale_betas_zero_snr with prediction_type 'epsilon'"),
         ("unet", {"time_cond_proj_dim": 8}, "takes guidance as an input (time_cond_proj_dim)"),

@@ -47,8 +47,7 @@ def test_published_models_have_their_stated_size(name: str) -> None:
 
 @pytest.mark.campaign_cases("dtype0-None-True")
 @pytest.mark.parametrize(
-    ("dtype", "lora", "own"),
-    [(torch.float32, None, True), (torch.bfloat16, None, False), (torch.float32, LORA, True)],
+    ("dtype", "lora", "own"), [(torch.float32, None, True), (torch.bfloat16, None, False), (torch.float32, LORA, True)]
 )
 def test_tensors_without_content_take_what_real_ones_do(
     tmp_path: Path, dtype: torch.dtype, lora: LoraSpec | None, own: bool

@@ -207,8 +207,7 @@ def test_quantized_weights_are_counted() -> None:
 
 @pytest.mark.campaign_cases("sd35_medium")
 @pytest.mark.parametrize(
-    "preset",
-    [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in QUANTIZED],
+    "preset", [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in QUANTIZED]
 )
 def test_presets_with_quantized_weights_take_what_the_page_says(preset: str) -> None:
     assert quantized_row(preset) in PAGE.read_text()
@@ -230,8 +229,7 @@ SHORTER = {"num_layers": 7, "num_single_layers": 6, "dual_attention_layers": (0,
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    "preset",
-    [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in TRACED],
+    "preset", [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in TRACED]
 )
 def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(ROOT / "configs" / f"{preset}.yaml", TRACED[preset])

@@ -26,8 +26,10 @@ EXECUTORS: dict[str, Callable[[Session], Executor]] = {
 
 @pytest.mark.parametrize("name", ["processes", "tasks", pytest.param("ranks", marks=pytest.mark.slow)])
 def test_an_executor_names_the_shards_that_it_committed(
-    name: str, make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+    name: str, make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if name == "ranks":
+        request.getfixturevalue("forked_ranks")
     # Without a Prefect server the function of a task is called.
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
     with closing(session_of(prepare(make_config("rollout.groups_per_shard=1")))) as session:

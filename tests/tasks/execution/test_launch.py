@@ -274,10 +274,7 @@ def test_the_command_of_an_agent_follows_what_starts_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "message"),
     [
-        (
-            "{name: local}",
-            "execution.launcher 'local' starts processes on this machine alone",
-        ),
+        ("{name: local}", "execution.launcher 'local' starts processes on this machine alone"),
         ("{name: agents, options: {endpoint: node1, prefixes: [[]]}}", "Write it as 'host:port'"),
         ("{name: agents, options: {endpoint: 'n:1', prefixes: []}}", "Give one list of words per process"),
         ("{name: slurm}", "execution.launcher 'slurm' does not exist"),

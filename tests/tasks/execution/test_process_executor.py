@@ -150,10 +150,7 @@ def test_processes_end_when_their_parent_is_killed() -> None:
 
 def test_cheap_rewards_start_no_process(make_config: Make) -> None:
     context = rolled_out(make_config(ONE, "execution.score_workers=2"))
-    run, made = (
-        stage_run(context, "score", 1, "jpeg_compressibility"),
-        ProcessExecutor(session_of(context)),
-    )
+    run, made = (stage_run(context, "score", 1, "jpeg_compressibility"), ProcessExecutor(session_of(context)))
     assert made.count == 2
     assert made.run(run, run.pending()) == [shard.name for shard in run.stage.shards()]
     assert not made.takes(run.stage)

@@ -176,10 +176,7 @@ def test_two_ranks_train_as_one_process(
 )
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        "optimize.replay={epochs: 0}",
-        "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, from_means: true}}",
-    ],
+    ["optimize.replay={epochs: 0}", "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, from_means: true}}"],
     ids=["weights", "means"],
 )
 def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(

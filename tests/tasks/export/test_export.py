@@ -186,10 +186,7 @@ def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path
     pipe = plain_pipeline(cls, tmp_path / "export")
     for name in policy.denoisers:
         assert (next(getattr(pipe, name).parameters()) == 0.5).all()
-    other = {
-        **dict.fromkeys(("sd15", "sdxl"), "DDIMScheduler"),
-        "cogvideox": "CogVideoXDDIMScheduler",
-    }
+    other = {**dict.fromkeys(("sd15", "sdxl"), "DDIMScheduler"), "cogvideox": "CogVideoXDDIMScheduler"}
     wanted = other.get(family, "FlowMatchEulerDiscreteScheduler")
     assert type(pipe.scheduler).__name__ == wanted
     shifts = {"sana": 3.0, "sana_video": 8.0, **{name: 3.0 for name in PIPELINES if name.startswith("wan")}}

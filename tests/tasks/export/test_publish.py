@@ -83,11 +83,7 @@ def test_an_export_is_published_in_one_commit(store: ArtifactStore, hub: Hub) ->
     [
         ("ann/signs", {}, "you are not logged in to the Hugging Face Hub. Run 'hf auth login'"),
         ("ann/signs", {"HF_TOKEN": "old"}, "the Hub does not know this token"),
-        (
-            "ann/signs",
-            {"HF_TOKEN": "b-token"},
-            "the token may not write to 'ann', or the repository is",
-        ),
+        ("ann/signs", {"HF_TOKEN": "b-token"}, "the token may not write to 'ann', or the repository is"),
         ("a n n", {"HF_TOKEN": "a-token"}, "is no name of a repository. Give it as owner/name."),
     ],
 )

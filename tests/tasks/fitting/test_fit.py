@@ -264,10 +264,7 @@ def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"prompt": "p3"}, "line 1 has the prompt 'p3' of"),
-        ({"chosen": "7.png"}, "line 1 has an image or text of"),
-    ],
+    [({"prompt": "p3"}, "line 1 has the prompt 'p3' of"), ({"chosen": "7.png"}, "line 1 has an image or text of")],
     ids=["prompt", "image"],
 )
 def test_a_leak_into_given_held_out_judgments_is_named(change: Row, message: str, tmp_path: Path) -> None:

@@ -126,10 +126,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
         f"{_ROWS} rows; []",
     ),
-    "several files": (
-        lambda folder: _parquet(folder, _SAME, **_OPTIONS).with_name("*.parquet"),
-        f"{_ROWS} rows; []",
-    ),
+    "several files": (lambda folder: _parquet(folder, _SAME, **_OPTIONS).with_name("*.parquet"), f"{_ROWS} rows; []"),
     "saved dictionary": (lambda folder: _saved(folder, _SAME), f"{_ROWS} rows; []"),
     "saved and compressed": (
         lambda folder: _saved(folder, pa.array(["0" * _ROWS * 1_000_000]), "zstd"),
@@ -161,6 +158,7 @@ def reader() -> Iterator[Callable[[Path], tuple[int, str]]]:
         process.stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_takes_little_memory(tmp_path: Path, reader: Callable[[Path], tuple[int, str]], name: str) -> None:
     write, expected = BOMBS[name]

@@ -91,22 +91,13 @@ BAD: list[tuple[Callable[[], list[dict[str, Any]]], dict[str, Any], Change, str]
     (rated, RATED, _set("stars", 6), "line 3: the rating 'stars' is 6, but the scale is 1.0 to 5.0.* set data.scale"),
     (rated, RATED, _set("stars", "good"), r"line 3: the rating 'stars' is 'good', no number\. Mend the row"),
     (rated, RATED, _set("stars", None), r"line 3: the rating 'stars' is None, no number\. Mend the row"),
-    (
-        rated,
-        RATED,
-        _set("stars", True),
-        r"line 3: .* is True, which is 1, but the scale is 1.0 to 5.0\..*to \[0, 1\]",
-    ),
+    (rated, RATED, _set("stars", True), r"line 3: .* is True, which is 1, but the scale is 1.0 to 5.0\..*to \[0, 1\]"),
 ]
 
 
 @pytest.mark.parametrize(("rows", "options", "change", "message"), BAD)
 def test_a_row_that_cannot_be_used_is_named_or_left_out(
-    tmp_path: Path,
-    rows: Callable[[], list[dict[str, Any]]],
-    options: dict[str, Any],
-    change: Change,
-    message: str,
+    tmp_path: Path, rows: Callable[[], list[dict[str, Any]]], options: dict[str, Any], change: Change, message: str
 ) -> None:
     made = rows()
     change(made)
@@ -196,13 +187,7 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return name
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "part-0[01].tar",
-        "LOCAL/part-00.tar::THERE/part-01.tar",
-    ],
-)
+@pytest.mark.parametrize("form", ["part-0[01].tar", "LOCAL/part-00.tar::THERE/part-01.tar"])
 def test_tars_on_s3_hold_the_same(bucket: str, tmp_path: Path, form: str) -> None:
     there = f"s3://{bucket}/data"
     local = read_data_rows(DataSection(train=str(tmp_path / "tars" / "part-{00..01}.tar")))

@@ -286,11 +286,7 @@ BAD: list[tuple[dict[str, Any], dict[str, str], str]] = [
         {"first": "a", "second": "b", "preferred": "p"},
         "there is no 'p', which says which sample is preferred",
     ),
-    (
-        {"prompt": "q", "c": ["s", "t"], "r": [1, None]},
-        {"sample": "c", "rank": "r"},
-        "'r' holds None, no rank",
-    ),
+    ({"prompt": "q", "c": ["s", "t"], "r": [1, None]}, {"sample": "c", "rank": "r"}, "'r' holds None, no rank"),
     ({"text": "t"}, {"sample": "other"}, "has no 'prompt'; it has text"),
 ]
 

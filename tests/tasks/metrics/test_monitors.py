@@ -103,10 +103,7 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["monitors=[{name: jpeg_incompressibility, weight: 2}]"],
-            "has weight 2.0, but rewards listed there are",
-        ),
+        (["monitors=[{name: jpeg_incompressibility, weight: 2}]"], "has weight 2.0, but rewards listed there are"),
         (["monitors=[{name: jpeg_compressibility}]"], "appears 2 times"),
         (["monitors=[{name: jpeg}]"], "Did you mean 'jpeg_"),
     ],

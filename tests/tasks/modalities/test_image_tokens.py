@@ -46,11 +46,7 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
 
 def images_of(context: RunContext, epoch: int) -> dict[str, Any]:
     return {
-        name: (
-            shard.media(row).tobytes(),
-            shard.array("tokens", row).tolist(),
-            shard.table["log_probs"][row].as_py(),
-        )
+        name: (shard.media(row).tobytes(), shard.array("tokens", row).tolist(), shard.table["log_probs"][row].as_py())
         for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref)
         for row, name in enumerate(shard.table["sample_id"].to_pylist())
     }

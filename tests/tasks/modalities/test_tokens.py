@@ -333,10 +333,7 @@ def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, norm
 
 @pytest.mark.parametrize(
     ("algorithm", "advantage"),
-    [
-        ("{name: dr_grpo, options: {constant: 4}}", "{std: none}"),
-        ("{name: rloo}", "{std: none, mean: leave_one_out}"),
-    ],
+    [("{name: dr_grpo, options: {constant: 4}}", "{std: none}"), ("{name: rloo}", "{std: none, mean: leave_one_out}")],
 )
 def test_algorithms_with_advantages_of_their_own_train_from_ratios_of_1(
     tmp_path: Path, algorithm: str, advantage: str

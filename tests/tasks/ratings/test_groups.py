@@ -195,10 +195,7 @@ def test_the_organizer_sees_progress_and_disputes_and_raters_do_not(context: Run
             best = (min if wish in ("ann", "both") else max)(media)
             answer(client, rater, choice="left" if media[0] == best else "right", note=f"<i>{rater}</i>")
     view = client.get("/api/organizer", headers=KEY).json()
-    assert view["progress"] == [
-        {"raters": 0, "groups": 14},
-        {"raters": 2, "groups": 2},
-    ]
+    assert view["progress"] == [{"raters": 0, "groups": 14}, {"raters": 2, "groups": 2}]
     assert [each["rater"] for each in view["raters"]] == ["ann", "bob"]
     assert view["agreement"][0]["share"] == 0.5
     (dispute,) = view["disputed"]

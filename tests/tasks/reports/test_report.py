@@ -92,13 +92,7 @@ def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Pa
     assert len(run.pairs["train"]) == 4
     assert len(pictures) == 2 * shown + 2 * 4
     assert all(Image.open(io.BytesIO(base64.b64decode(picture))).format == "PNG" for picture in pictures)
-    for words in (
-        "2 of 2 epochs are trained",
-        "Evaluation: mean reward",
-        "Ratio by step",
-        "Monitors",
-        "cost",
-    ):
+    for words in ("2 of 2 epochs are trained", "Evaluation: mean reward", "Ratio by step", "Monitors", "cost"):
         assert words in page.text, words
     assert re.search(r"rollout@2\s*trajectories/", page.text)
     assert "learning_rate: 0.001" in page.text

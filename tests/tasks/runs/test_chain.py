@@ -305,7 +305,7 @@ def test_an_evaluation_on_other_prompts_has_a_name_of_its_own(make_config: Make,
     side = open_run(root, "small", overrides=options, epoch=1)
     nodes = named_stages(side, Node(1, "evaluate"), evaluation="drawbench")
     assert [str(node) for node in nodes] == [
-        *("encode@0", "preprocess@0", "evaluate[drawbench]@1", f"judge[{REWARD}@drawbench]@1"),
+        *("encode@0", "preprocess@0", "evaluate[drawbench]@1", f"judge[{REWARD}@drawbench]@1")
     ]
     for node in nodes:
         execute(side, node)

@@ -110,11 +110,7 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     ("optimize", "sd3", [], "optimize.algorithm={name: tempflow}"),
     *[("optimize", "sd3", ["optimize.replay={epochs: 1}"], f"optimize.replay.{c}") for c in ("share=0.5", "steps=1")],
 ]
-EXECUTION = (
-    "execution.device=cpu",
-    "model.attention=native",
-    "model.attention=flash",
-)
+EXECUTION = ("execution.device=cpu", "model.attention=native", "model.attention=flash")
 #: (stage, family, what both have, what leaves the result as it is).
 KEEPS: list[tuple[str, str, list[str], str]] = [
     *[(stage, "flux1", [], change) for stage in ("encode", "rollout", "optimize", "evaluate") for change in EXECUTION],

@@ -164,13 +164,7 @@ def test_a_process_takes_the_device_of_its_number(
 @pytest.mark.parametrize(
     ("kind", "count", "name", "number", "message"),
     [
-        (
-            "cuda",
-            2,
-            "auto",
-            2,
-            r"process 2 of this machine needs device 2, but it has 2\. Set execution",
-        ),
+        ("cuda", 2, "auto", 2, r"process 2 of this machine needs device 2, but it has 2\. Set execution"),
         ("cuda", 2, "cuda:3", 0, r"'cuda:3' is one device, but this machine has 2"),
         ("cuda", 2, "cuda:0", 1, r"'cuda:0' is one device, but there are 2 processes or more"),
         ("xpu", 1, "cuda", 0, r"'cuda', but torch finds 'xpu' on this machine"),
@@ -235,10 +229,7 @@ def test_too_little_memory_says_what_to_change(
     [
         (["execution.strategy=fsdp"], "there is one process, which has no other to share weights with"),
         (["execution.offload=true"], "strategy 'ddp' keeps weights on devices"),
-        (
-            ["execution.strategy=fsdp", "execution.processes=2", "model.compile=true"],
-            r"model\.compile is set, but",
-        ),
+        (["execution.strategy=fsdp", "execution.processes=2", "model.compile=true"], r"model\.compile is set, but"),
     ],
 )
 def test_a_strategy_that_cannot_work_is_refused(make_config: Make, settings: list[str], message: str) -> None:

@@ -320,10 +320,7 @@ BAD_FILES: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "program": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read as an image or clip"),
     "cut off": (png(picture(1))[:60], "cannot be read as an image or clip"),
     "no image": (b"hello", "cannot be read as an image or clip"),
-    "animation": (
-        png(picture(1), format="GIF", save_all=True, append_images=[picture(2)]),
-        "animation of 2 frames",
-    ),
+    "animation": (png(picture(1), format="GIF", save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
 }
 
 

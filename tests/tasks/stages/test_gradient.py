@@ -332,10 +332,7 @@ def followed(config: RunConfig, reward: Any, **options: Any) -> Any:
     return follow(RewardGradientRequest(config=config, host=cast(ModelHost, Clips(reward)), section=section), batch)
 
 
-@pytest.mark.parametrize(
-    ("options", "factor"),
-    [({}, 2.0), ({"frames": 2}, 2.0), ({"frames": "first"}, 1.0)],
-)
+@pytest.mark.parametrize(("options", "factor"), [({}, 2.0), ({"frames": 2}, 2.0), ({"frames": "first"}, 1.0)])
 def test_of_clips_the_frames_are_followed_that_are_scored(
     make_config: Make, options: dict[str, Any], factor: float
 ) -> None:

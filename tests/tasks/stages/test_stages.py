@@ -256,6 +256,20 @@ def stop_after(context: RunContext, update: int) -> None:
     context.reporter = Reporter()
 
 
+def continued(make_config: Make, root: Path, *settings: str) -> tuple[RunContext, RunContext]:
+    """Return a run of two epochs, and one that was stopped after two updates and opened again, of equal digests."""
+    whole, broken = prepare(make_config(f"store.root={root}", *settings)), prepare(make_config(*settings))
+    stop_after(broken, 2)
+    with pytest.raises(Stop):
+        run_epoch(broken, 1)
+    again = open_run(broken.store.root.uri, "small")
+    for epoch in (1, 2):
+        run_epoch(again, epoch)
+        run_epoch(whole, epoch)
+    assert again.chain.digest() == whole.chain.digest()
+    return whole, again
+
+
 @pytest.mark.slow_cases("ema")
 @pytest.mark.parametrize("trained", ["full", "lora", "ema"])
 def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make, tmp_path: Path, trained: str) -> None:

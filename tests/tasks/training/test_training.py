@@ -32,7 +32,6 @@ from flowmill.tasks.algorithms.grpo import GRPO
 from flowmill.tasks.checks.notes import training_notes
 from flowmill.tasks.inputs.weight_sources import policy_folder
 from flowmill.tasks.modalities.rows import single_rows
-from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.training.learning_rates import learning_rate
@@ -40,8 +39,9 @@ from flowmill.tasks.training.loop import Reading, TrainerState, run_updates
 from flowmill.tasks.training.loss_scaling import LossScale, loss_scale
 from flowmill.tasks.training.optimizers import make_optimizer
 from tests.conftest import ROOT
+from tests.golden.algorithms2026.rows import stepped
 from tests.support.inside import prepare, run_epoch
-from tests.tasks.stages.test_stages import Stop, stop_after
+from tests.tasks.stages.test_stages import continued
 
 Make = Callable[..., RunConfig]
 OPTIONS = {"max_sequence_length": 1, "schedule": "linear"}
@@ -65,32 +65,12 @@ def transitions(policy: TrainableDenoiser, rows: int) -> TransitionBatch:
     with torch.no_grad():
         step = FlowSDE().step(latents, policy.policy.velocity(latents, sigma, conditioning), grid)
     following = step.sample(noise)
-    return TransitionBatch(
-        latents=latents,
-        next_latents=following,
-        grid=grid,
-        old_log_probs=step.log_prob(following),
-        mean_std=torch.ones(rows),
-        mean_rectifier=torch.ones(rows),
-        advantages=torch.linspace(-1, 1.5, rows),
-        conditioning=conditioning,
-        weights=torch.ones(rows),
-        units=torch.arange(rows),
-        importance=torch.ones(rows),
-        count=rows,
-        age=torch.zeros(rows, dtype=torch.int64),
-        step=torch.zeros(rows, dtype=torch.int64),
-        keys=tuple((row, 0) for row in range(rows)),
-    )
+    made = stepped(latents, following, grid, torch.linspace(-1, 1.5, rows), step.log_prob(following))
+    return replace(made, conditioning=conditioning)
 
 
 def update(
-    folder: Path,
-    batch: TransitionBatch,
-    dtype: torch.dtype,
-    rows: int,
-    scale: LossScale | None,
-    ranks: Ranks = ALONE,
+    folder: Path, batch: TransitionBatch, dtype: torch.dtype, rows: int, scale: LossScale | None, ranks: Ranks = ALONE
 ) -> tuple[Tensor, TrainerState]:
     """One update of ``rows`` rows, of which the batch holds some; returns the gradient from Adam's first moment."""
     policy = trainable(folder, dtype)
@@ -207,17 +187,7 @@ def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     # Begins too high and doubles soon, so that overflow, repetition and growth all happen.
     monkeypatch.setattr("flowmill.tasks.training.epoch.loss_scale", lambda dtype: LossScale(exponent=28))
     monkeypatch.setattr("flowmill.tasks.training.loss_scaling._PATIENCE", 2)
-    whole = prepare(make_config(f"store.root={tmp_path / 'whole'}", *HALF))
-    broken = prepare(make_config(*HALF))
-    run_epoch(whole, 1)
-    stop_after(broken, 2)
-    with pytest.raises(Stop):
-        run_epoch(broken, 1)
-    again = open_run(broken.store.root.uri, "small")
-    for epoch in (1, 2):
-        run_epoch(again, epoch)
-    run_epoch(whole, 2)
-    assert again.chain.digest() == whole.chain.digest()
+    whole, again = continued(make_config, tmp_path / "whole", *HALF)
     updates = [u for epoch in (1, 2) for u in whole.store.require(whole.policy_ref(epoch)).summary["updates"]]
     assert updates[0]["overflows"] > 0
     assert [update["update"] for update in updates] == list(range(1, 9))
@@ -286,17 +256,7 @@ def test_the_rate_is_used_and_logged_whatever_interrupts_the_run(make_config: Ma
         "optimize.learning_rate=0.01",
         "execution.checkpoint_every=1",
     ]
-    whole = prepare(make_config(f"store.root={tmp_path / 'whole'}", *extra))
-    broken = prepare(make_config(*extra))
-    run_epoch(whole, 1)
-    stop_after(broken, 2)
-    with pytest.raises(Stop):
-        run_epoch(broken, 1)
-    again = open_run(broken.store.root.uri, "small")
-    for epoch in (1, 2):
-        run_epoch(again, epoch)
-    run_epoch(whole, 2)
-    assert again.chain.digest() == whole.chain.digest()
+    whole, _ = continued(make_config, tmp_path / "whole", *extra)
     updates = [u for epoch in (1, 2) for u in whole.store.require(whole.policy_ref(epoch)).summary["updates"]]
     assert [update["lr"] for update in updates] == pytest.approx([0.005, 0.01, 0.0075, 0.005, 0.0025, 0.0])
     constant = prepare(make_config(f"store.root={tmp_path / 'constant'}", *extra[1:]))
