@@ -53,7 +53,7 @@ test-newest test-lowest: test-%: .venv-%/.installed
 chaos: install-test
 	$(PYTEST) -m campaign
 	$(BIN)/python -m tools.chaos.fuzz --seed $(SEED)
-	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --damages $(KILLS) --seed $(SEED)
 	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --seed $(SEED) --tend
 
 install: $(VENV)/.installed

@@ -22,7 +22,7 @@ import psutil
 from tests.support.preloaded import Forked
 
 #: What is in the command lines of a run's processes.
-_KINDS = {"prefect.server": "server", "agent.py": "agent", "rank.py": "rank"}
+_KINDS = {"prefect_app": "server", "spawn_main": "Dask worker", "agent.py": "agent", "rank.py": "rank"}
 ROOT = Path(__file__).parent.parent.parent
 
 

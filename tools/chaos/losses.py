@@ -1,4 +1,4 @@
-"""Deletes, swaps and doubles files of a store and asks verify; ``python -m tools.chaos.losses ROOT --tries 100``.
+"""Damages files of a store and asks verify; ``python -m tools.chaos.losses ROOT --tries 100``.
 
 The store is copied first. Locks, claims, which mean nothing once an artifact is complete, and the tracker's files are
 left alone.
@@ -14,15 +14,15 @@ import tempfile
 from pathlib import Path
 
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.layout import KINDS, RUNS
+from flowmill.storage.layout import FITS, KINDS, RUNS
 from flowmill.storage.maintenance.verify import verify_store
 
-ACTIONS = ("delete", "swap", "double")
+ACTIONS = ("delete", "swap", "double", "flip", "cut")
 
 
 def files_of(root: Path) -> list[Path]:
     """Return the files that a store is made of."""
-    found = (path for kind in (*KINDS, RUNS) for path in (root / kind).rglob("*"))
+    found = (path for kind in (*KINDS, RUNS, FITS) for path in (root / kind).rglob("*"))
     return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_claim")))
 
 
@@ -43,7 +43,9 @@ def unseen(root: Path, *, tries: int, seed: int) -> list[str]:
         data = one.read_bytes()
         other = rng.choice([path for path in files if path.suffix == one.suffix and path.read_bytes() != data] or [one])
         before = {path: path.read_bytes() for path in (one, other)}
-        if action == "delete" or other == one:
+        if action in ("flip", "cut") and data:
+            one.write_bytes(spoiled(data, action, rng))
+        elif action not in ("swap", "double") or other == one:
             one.unlink()
         else:
             one.write_bytes(before[other])
@@ -54,6 +56,14 @@ def unseen(root: Path, *, tries: int, seed: int) -> list[str]:
         for path, content in before.items():
             path.write_bytes(content)
     return missed
+
+
+def spoiled(data: bytes, action: str, rng: random.Random) -> bytes:
+    """Return some bytes with one bit flipped, or cut off anywhere."""
+    place = rng.randrange(len(data))
+    if action == "cut":
+        return data[:place]
+    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
 
 
 def _is_seen(root: Path) -> bool:

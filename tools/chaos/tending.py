@@ -18,7 +18,7 @@ from flowmill.storage.artifacts.lineage import list_runs
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.verify import users_of
 from tools.chaos.kills import start
-from tools.chaos.losses import files_of
+from tools.chaos.losses import files_of, spoiled
 
 #: The longest a command may take, and the moments at which it is killed.
 _PATIENCE_S, _KILLED_S = 900, 15.0
@@ -66,14 +66,12 @@ class Tending:
     def _damage(self, root: Path) -> str:
         files = files_of(root)
         one = self._rng.choice(files)
-        data, kind = one.read_bytes(), self._rng.choice(("deletion", "flip", "doubling"))
+        data, kind = one.read_bytes(), self._rng.choice(("deletion", "flip", "cut", "doubling"))
         others = [path for path in files if path.suffix == one.suffix and path.read_bytes() != data]
         if kind == "deletion" or not data:
             one.unlink()
-        elif kind == "flip" or not others:
-            flipped = bytearray(data)
-            flipped[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
-            one.write_bytes(flipped)
+        elif kind in ("flip", "cut") or not others:
+            one.write_bytes(spoiled(data, kind, self._rng))
         else:
             shutil.copyfile(self._rng.choice(others), one)
         self.done[kind] += 1

@@ -1,0 +1,203 @@
+"""Runs on a Prefect server that outlives them, with another clock, or carried out by Prefect's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support import clusters
+from tools.chaos.kills import ROOT, start
+from tools.chaos.place import Place, Run, kill_run
+
+
+class LastingServer(Place):
+    """A Prefect server that outlives the runs."""
+
+    def begin(self) -> None:
+        """Start the server."""
+        self.server = self.keep(clusters.prefect_api({**self.environment, "PREFECT_HOME": str(self.folder)}))
+        self.variables = {"PREFECT_API_URL": self.server.environment["PREFECT_API_URL"]}
+        # Tries of a lost server take three minutes by default.
+        self.variables["PREFECT_CLIENT_MAX_RETRIES"] = "3"
+        self.disturbances = {"server": lambda run: self.server.kill(), "parent": kill_run, "cancel": self._cancel}
+
+    def heal(self) -> None:
+        """Start the server again."""
+        self.server.start()
+
+    @contextlib.contextmanager
+    def client(self) -> Any:
+        """Give a client of the server."""
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        url = self.variables["PREFECT_API_URL"]
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            yield client
+
+    def running(self) -> list[Any]:
+        """Return the flow runs that are running, as the server knows."""
+        with self.client() as client:
+            return [each for each in client.read_flow_runs() if each.state.is_running()]
+
+    def left(self) -> list[str]:
+        """Return flow runs without a process that are running for ever."""
+        return [f"flow run {each.name} is still running" for each in self.running()]
+
+    def _cancel(self, run: Run) -> None:
+        from prefect.states import Cancelling
+
+        flow_runs = self.running()
+        with self.client() as client:
+            for each in flow_runs:
+                client.set_flow_run_state(each.id, Cancelling(), force=True)
+        if not flow_runs:
+            run.kill()
+
+
+class Clock(LastingServer):
+    """Runs each of which has another clock than the one before and the server, by up to two days."""
+
+    def begin(self) -> None:
+        """Build what sets clocks."""
+        super().begin()
+        source, library = ROOT / "tools" / "chaos" / "clock.c", self.folder / "clock.so"
+        compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+        self.variables["LD_PRELOAD"] = str(library)
+        self.disturbances = {"clock, parent": kill_run}
+        self.heal()
+
+    def heal(self) -> None:
+        """Set another clock."""
+        self.variables["FLOWMILL_CLOCK"] = str(self.rng.randint(-172800, 172800))
+
+
+class Flow:
+    """A flow run that a worker carries out, like a process."""
+
+    returncode: int | None = None
+
+    def __init__(self, place: Worker, ids: list[Any]) -> None:
+        self._place, self._ids, self._lost = place, ids, False
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its final state."""
+        deadline = time.monotonic() + timeout
+        while (state := self._state()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("flow run", timeout)
+            time.sleep(0.5)
+        self.returncode = state
+        return state
+
+    def communicate(self, timeout: float) -> tuple[bytes, None]:
+        """Wait for its final state, and return its messages."""
+        if self._lost:
+            self.returncode = -9
+            return b"", None
+        self.wait(timeout)
+        with self._place.client() as client:
+            states = [client.read_flow_run(each).state for each in self._ids]
+        return "\n".join(f"flowmill: {state.name} {state.message}" for state in states).encode(), None
+
+    def lose(self) -> None:
+        """Note that nothing is left that could end it."""
+        self._lost = True
+
+    def kill(self) -> None:
+        """Kill its process."""
+        for process in self._place.flows():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _state(self) -> int | None:
+        """Return 0 if all are completed, 1 if all are final; None before."""
+        with self._place.client() as client:
+            states = [client.read_flow_run(each).state for each in self._ids]
+        if not all(state.is_final() for state in states):
+            return None
+        return 0 if all(state.is_completed() for state in states) else 1
+
+
+class Worker(LastingServer):
+    """Flow runs of deployments, carried out by Prefect workers."""
+
+    count = 1
+    """Workers, and deployments of the run."""
+
+    def begin(self) -> None:
+        """Start server and workers."""
+        super().begin()
+        variables = {**self.environment, **self.variables}
+        self._workers = [clusters.prefect_worker(variables) for _ in range(self.count)]
+        self._deployed = False
+        self.disturbances = {
+            "worker": lambda run: self._kill_worker(),
+            "flow": lambda run: run.kill(),
+            "worker and flow": self._kill_both,
+            "cancel": self._cancel,
+        }
+
+    def heal(self) -> None:
+        """Start server and workers again."""
+        super().heal()
+        for each in self._workers:
+            each.start()
+
+    def start(self, command: list[str], environment: Mapping[str, str]) -> Run:
+        """Deploy the run unless it is, and have the deployments started."""
+        _, config, _, root, *_ = command
+        names = [f"{Path(root).name}-{number}" for number in range(self.count)]
+        ids = []
+        for name in names:
+            arguments = ["deploy", "--only", "pipeline", "--name", name, "--config", config, "--root", root, "--yes"]
+            process = start(arguments, {**environment, **self.variables})
+            said = process.communicate(timeout=300)[0].decode()
+            if process.returncode:
+                raise SystemExit(said)
+            if not self._deployed:
+                # The first deployment creates the pool.
+                self._deployed = True
+                for each in self._workers:
+                    self.keep(each)
+            with self.client() as client:
+                deployment = client.read_deployment_by_name(f"pipeline/{name}")
+                ids.append(client.create_flow_run_from_deployment(deployment.id).id)
+        return Flow(self, ids)
+
+    def flows(self) -> list[psutil.Process]:
+        """Return the processes of flow runs."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            with contextlib.suppress(psutil.Error):
+                variables = process.environ()
+                if variables.get("FLOWMILL_TEST") == str(self.folder) and "PREFECT__FLOW_RUN_ID" in variables:
+                    found.append(process)
+        return found
+
+    def _kill_worker(self) -> None:
+        """Kill one worker alone: its flow run goes on."""
+        process = self.rng.choice(self._workers).process
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _kill_both(self, run: Run) -> None:
+        for each in self._workers:
+            each.kill()
+        run.kill()
+        run.lose()
+
+
+class TwoWorkers(Worker):
+    """Two workers with two deployments of one run in one store."""
+
+    count = 2
