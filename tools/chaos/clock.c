@@ -18,13 +18,6 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     return code;
 }
 
-time_t time(time_t *result) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (result != NULL) *result = now.tv_sec;
-    return now.tv_sec;
-}
-
 int gettimeofday(struct timeval *now, void *zone) {
     struct timespec exact;
     int code = clock_gettime(CLOCK_REALTIME, &exact);

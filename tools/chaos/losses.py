@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -39,31 +40,33 @@ def unseen(root: Path, *, tries: int, seed: int) -> list[str]:
     deletions = rng.sample(files, len(files))
     for number in range(tries):
         action = ACTIONS[number % len(ACTIONS)]
-        one = deletions[number // len(ACTIONS) % len(files)]
-        data = one.read_bytes()
-        other = rng.choice([path for path in files if path.suffix == one.suffix and path.read_bytes() != data] or [one])
-        before = {path: path.read_bytes() for path in (one, other)}
-        if action in ("flip", "cut") and data:
-            one.write_bytes(spoiled(data, action, rng))
-        elif action not in ("swap", "double") or other == one:
-            one.unlink()
-        else:
-            one.write_bytes(before[other])
-            if action == "swap":
-                other.write_bytes(before[one])
+        before = damage(files, deletions[number // len(ACTIONS) % len(files)], action, rng)
         if not _is_seen(root):
-            missed.append(f"{action} {one.relative_to(root)} {other.relative_to(root)}")
+            missed.append(f"{action} {' '.join(str(path.relative_to(root)) for path in before)}")
         for path, content in before.items():
             path.write_bytes(content)
     return missed
 
 
-def spoiled(data: bytes, action: str, rng: random.Random) -> bytes:
-    """Return some bytes with one bit flipped, or cut off anywhere."""
-    place = rng.randrange(len(data))
-    if action == "cut":
-        return data[:place]
-    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+def damage(files: Sequence[Path], one: Path, action: str, rng: random.Random) -> dict[Path, bytes]:
+    """Damage one of some files, where it may by another of its kind; return what both were before."""
+    data, place = one.read_bytes(), rng.random()
+    others = [path for path in files if path.suffix == one.suffix and path.read_bytes() != data]
+    before = {path: path.read_bytes() for path in (one, rng.choice(others or [one]))}
+    changed = bytearray(data)
+    if action == "delete" or not data or (action in ("swap", "double") and not others):
+        one.unlink()
+    elif action == "flip":
+        changed[int(place * len(data))] ^= 1 << rng.randrange(8)
+        one.write_bytes(changed)
+    elif action == "cut":
+        one.write_bytes(data[: int(place * len(data))])
+    else:
+        (_, other) = before
+        one.write_bytes(before[other])
+        if action == "swap":
+            other.write_bytes(data)
+    return before
 
 
 def _is_seen(root: Path) -> bool:

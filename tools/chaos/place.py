@@ -41,9 +41,9 @@ class Place(contextlib.ExitStack):
         self.variables: dict[str, str] = {}
         """Of the runs."""
         self.disturbances: dict[str, Callable[[Run], None]] = {}
-        self.begin()
+        self._begin()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Start the servers, and fill the table of disturbances."""
 
     def heal(self) -> None:

@@ -19,8 +19,7 @@ from tools.chaos.prefect_places import Clock, LastingServer, TwoWorkers, Worker
 class DaskCluster(Place):
     """A Dask scheduler with two workers."""
 
-    def begin(self) -> None:
-        """Start them."""
+    def _begin(self) -> None:
         address, scheduler = clusters.dask_scheduler(self.environment)
         workers = [clusters.dask_worker(address, self.environment) for _ in range(2)]
         self._all = [self.keep(each) for each in (scheduler, *workers)]
@@ -41,8 +40,7 @@ class DaskCluster(Place):
 class RayCluster(Place):
     """A Ray cluster of two workers on one node."""
 
-    def begin(self) -> None:
-        """Start it."""
+    def _begin(self) -> None:
         address, token, self._head = self.enter_context(clusters.ray_cluster(self.environment))
         self.variables = token
         self.settings = (f"execution.runner={{name: ray, options: {{address: '{address}'}}}}",)
@@ -68,8 +66,7 @@ class RayCluster(Place):
 class LimitedBucket(Place):
     """A bucket whose server refuses requests: of some kind, of expired keys, of a wrong clock; or drops all."""
 
-    def begin(self) -> None:
-        """Start the server, and what stands before it."""
+    def _begin(self) -> None:
         server = self.enter_context(named_or_moto())
         self._faults = Faults(0.0)
         endpoint = self.enter_context(unreliable(server, self._faults))
@@ -91,8 +88,7 @@ class KilledBucket(Place):
 
     settings = ("store.single_writer=true",)
 
-    def begin(self) -> None:
-        """Start the server."""
+    def _begin(self) -> None:
         self._server = self.enter_context(contextlib.ExitStack())
         self._port = free_port()
         self.heal()

@@ -20,8 +20,7 @@ from tools.chaos.place import Place, Run, kill_run
 class LastingServer(Place):
     """A Prefect server that outlives the runs."""
 
-    def begin(self) -> None:
-        """Start the server."""
+    def _begin(self) -> None:
         self.server = self.keep(clusters.prefect_api({**self.environment, "PREFECT_HOME": str(self.folder)}))
         self.variables = {"PREFECT_API_URL": self.server.environment["PREFECT_API_URL"]}
         # Tries of a lost server take three minutes by default.
@@ -65,9 +64,8 @@ class LastingServer(Place):
 class Clock(LastingServer):
     """Runs each of which has another clock than the one before and the server, by up to two days."""
 
-    def begin(self) -> None:
-        """Build what sets clocks."""
-        super().begin()
+    def _begin(self) -> None:
+        super()._begin()
         source, library = ROOT / "tools" / "chaos" / "clock.c", self.folder / "clock.so"
         compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
@@ -81,50 +79,46 @@ class Clock(LastingServer):
 
 
 class Flow:
-    """A flow run that a worker carries out, like a process."""
+    """Flow runs that workers carry out, like a process."""
 
     returncode: int | None = None
+    is_lost = False
+    """Nothing is left that could end them."""
 
     def __init__(self, place: Worker, ids: list[Any]) -> None:
-        self._place, self._ids, self._lost = place, ids, False
+        self._place, self._ids = place, ids
 
-    def wait(self, timeout: float) -> int:
-        """Wait for its final state."""
+    def wait(self, timeout: float) -> list[Any]:
+        """Wait for their final states."""
         deadline = time.monotonic() + timeout
-        while (state := self._state()) is None:
+        states = self._states()
+        while not all(state.is_final() for state in states):
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("flow run", timeout)
             time.sleep(0.5)
-        self.returncode = state
-        return state
+            states = self._states()
+        self.returncode = 0 if all(state.is_completed() for state in states) else 1
+        return states
 
     def communicate(self, timeout: float) -> tuple[bytes, None]:
-        """Wait for its final state, and return its messages."""
-        if self._lost:
+        """Wait for their final states, and return the messages."""
+        if self.is_lost:
             self.returncode = -9
             return b"", None
-        self.wait(timeout)
-        with self._place.client() as client:
-            states = [client.read_flow_run(each).state for each in self._ids]
+        states = self.wait(timeout)
         return "\n".join(f"flowmill: {state.name} {state.message}" for state in states).encode(), None
 
-    def lose(self) -> None:
-        """Note that nothing is left that could end it."""
-        self._lost = True
-
     def kill(self) -> None:
-        """Kill its process."""
-        for process in self._place.flows():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        """Kill their processes."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                variables = process.environ()
+                if variables.get("FLOWMILL_TEST") == str(self._place.folder) and "PREFECT__FLOW_RUN_ID" in variables:
+                    process.kill()
 
-    def _state(self) -> int | None:
-        """Return 0 if all are completed, 1 if all are final; None before."""
+    def _states(self) -> list[Any]:
         with self._place.client() as client:
-            states = [client.read_flow_run(each).state for each in self._ids]
-        if not all(state.is_final() for state in states):
-            return None
-        return 0 if all(state.is_completed() for state in states) else 1
+            return [client.read_flow_run(each).state for each in self._ids]
 
 
 class Worker(LastingServer):
@@ -133,18 +127,12 @@ class Worker(LastingServer):
     count = 1
     """Workers, and deployments of the run."""
 
-    def begin(self) -> None:
-        """Start server and workers."""
-        super().begin()
-        variables = {**self.environment, **self.variables}
-        self._workers = [clusters.prefect_worker(variables) for _ in range(self.count)]
-        self._deployed = False
-        self.disturbances = {
-            "worker": lambda run: self._kill_worker(),
-            "flow": lambda run: run.kill(),
-            "worker and flow": self._kill_both,
-            "cancel": self._cancel,
-        }
+    def _begin(self) -> None:
+        # Start the server; workers start with the first deployment, which creates their pool.
+        super()._begin()
+        self._workers = [clusters.prefect_worker({**self.environment, **self.variables}) for _ in range(self.count)]
+        self.disturbances = {"worker": self._kill_worker, "flow": kill_run, "worker and flow": self._kill_both}
+        self.disturbances["cancel"] = self._cancel
 
     def heal(self) -> None:
         """Start server and workers again."""
@@ -155,46 +143,34 @@ class Worker(LastingServer):
     def start(self, command: list[str], environment: Mapping[str, str]) -> Run:
         """Deploy the run unless it is, and have the deployments started."""
         _, config, _, root, *_ = command
-        names = [f"{Path(root).name}-{number}" for number in range(self.count)]
-        ids = []
-        for name in names:
+        flow_runs = []
+        for number in range(self.count):
+            name = f"{Path(root).name}-{number}"
             arguments = ["deploy", "--only", "pipeline", "--name", name, "--config", config, "--root", root, "--yes"]
             process = start(arguments, {**environment, **self.variables})
             said = process.communicate(timeout=300)[0].decode()
             if process.returncode:
                 raise SystemExit(said)
-            if not self._deployed:
-                # The first deployment creates the pool.
-                self._deployed = True
-                for each in self._workers:
-                    self.keep(each)
             with self.client() as client:
                 deployment = client.read_deployment_by_name(f"pipeline/{name}")
-                ids.append(client.create_flow_run_from_deployment(deployment.id).id)
-        return Flow(self, ids)
+                flow_runs.append(client.create_flow_run_from_deployment(deployment.id).id)
+        for each in self._workers:
+            if each.process is None:
+                self.keep(each)
+        return Flow(self, flow_runs)
 
-    def flows(self) -> list[psutil.Process]:
-        """Return the processes of flow runs."""
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            with contextlib.suppress(psutil.Error):
-                variables = process.environ()
-                if variables.get("FLOWMILL_TEST") == str(self.folder) and "PREFECT__FLOW_RUN_ID" in variables:
-                    found.append(process)
-        return found
-
-    def _kill_worker(self) -> None:
+    def _kill_worker(self, run: Run) -> None:
         """Kill one worker alone: its flow run goes on."""
         process = self.rng.choice(self._workers).process
-        if process is not None:
-            process.kill()
-            process.wait()
+        assert process is not None
+        process.kill()
+        process.wait()
 
     def _kill_both(self, run: Run) -> None:
         for each in self._workers:
             each.kill()
         run.kill()
-        run.lose()
+        run.is_lost = True
 
 
 class TwoWorkers(Worker):
