@@ -13,7 +13,7 @@ from tests.support.clusters import Started
 from tools.chaos.kills import start
 
 #: Seconds after which a disturbed run must have ended, or gone on to its end.
-ENDS_S = 420.0
+ENDS_S = 300.0
 Run = Any
 """A process, or a flow run that behaves like one."""
 

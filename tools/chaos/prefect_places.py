@@ -14,7 +14,7 @@ import psutil
 
 from tests.support import clusters
 from tools.chaos.kills import ROOT, start
-from tools.chaos.place import Place, Run, kill_run
+from tools.chaos.place import ENDS_S, Place, Run, kill_run
 
 
 class LastingServer(Place):
@@ -48,7 +48,10 @@ class LastingServer(Place):
 
     def left(self) -> list[str]:
         """Return flow runs without a process that are running for ever."""
-        return [f"flow run {each.name} is still running" for each in self.running()]
+        deadline = time.monotonic() + ENDS_S
+        while (running := self.running()) and time.monotonic() < deadline:
+            time.sleep(1)
+        return [f"flow run {each.name} is still running" for each in running]
 
     def _cancel(self, run: Run) -> None:
         from prefect.states import Cancelling
@@ -160,11 +163,13 @@ class Worker(LastingServer):
         return Flow(self, flow_runs)
 
     def _kill_worker(self, run: Run) -> None:
-        """Kill one worker alone: its flow run goes on."""
-        process = self.rng.choice(self._workers).process
-        assert process is not None
-        process.kill()
-        process.wait()
+        """Kill one worker alone, and start it again: its flow run goes on if its process had begun."""
+        run.is_lost = not self.running()
+        worker = self.rng.choice(self._workers)
+        assert worker.process is not None
+        worker.process.kill()
+        worker.process.wait()
+        worker.start()
 
     def _kill_both(self, run: Run) -> None:
         for each in self._workers:
