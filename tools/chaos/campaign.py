@@ -115,22 +115,25 @@ def _write(name: str, folder: Path, base: Path) -> Path:
     from flowmill.configs.load import load_config
     from flowmill.models.quickstart.addition import AdditionBuilder
 
-    if "FIT" in SHAPES[name]:
+    shape = SHAPES.get(name, ())
+    if "FIT" in shape:
         return write_fit(folder)
-    if "RATE" in SHAPES[name]:
+    if "RATE" in shape:
         return write_rated(folder, base)
     settings = ["run.epochs=3", f"run.name={RUN}"]
-    given = [each for each in SHAPES[name] if not each.isupper()]
-    if name == "video":
+    given = [each for each in shape if not each.isupper()]
+    if name not in SHAPES:
+        config = load_config(name, settings[1:])
+    elif name == "video":
         config = load_config(Path("configs/tiny_wan21.yaml"), [*settings, "evaluate.every=1"])
-    elif "PRESET" in SHAPES[name]:
+    elif "PRESET" in shape:
         model = folder / "model"
         AdditionBuilder().build(model, lambda what, done, total: None)
         own = f"model={{policy: causal_lm, path: {model}}}"
         config = load_config(Path(f"configs/{name}.yaml"), [*settings, own, *given])
     else:
-        made = next((make for kind, make in _DATA.items() if kind in SHAPES[name]), small_data)(folder, base)
-        for make_rows, columns in (_GIVEN[kind] for kind in SHAPES[name] if kind in _GIVEN):
+        made = next((make for kind, make in _DATA.items() if kind in shape), small_data)(folder, base)
+        for make_rows, columns in (_GIVEN[kind] for kind in shape if kind in _GIVEN):
             answers = made["prompts"].pop("train")
             rows = answers if make_rows is None else str(write_jsonl(folder / "given", make_rows()))
             made["data"] = {"train": rows, **columns, "rows_per_shard": 1}
@@ -158,7 +161,7 @@ def _carry_out(
     name: str, folder: Path, base: Path, environment: Mapping[str, str], options: argparse.Namespace
 ) -> bool:
     """Kill and damage runs of a shape, and print its line; return whether anything was wrong."""
-    own = folder / name.replace(", ", "-").replace(" ", "-")
+    own = folder / Path(name).stem.replace(", ", "-").replace(" ", "-")
     own.mkdir()
     rng, config = random.Random(f"{options.seed}/{name}"), _write(name, own, base)
     with contextlib.ExitStack() as stack:
@@ -188,13 +191,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tend", action="store_true", help="damage, repair and clear up stores between the kills")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="only this one; may be given again")
+    parser.add_argument("--config", action="append", default=[], help="a run of this config instead of the shapes")
     options = parser.parse_args()
     prepare_environment()
     from flowmill.models.quickstart.build import DigitsBuilder
 
     # Only runs on disks are tended.
     untended = {"s3", *_CAMPAIGNS, *PLACES} if options.tend else set()
-    shapes = options.shape or [name for name in SHAPES if name not in untended]
+    shapes = options.config + (options.shape or []) or [name for name in SHAPES if name not in untended]
     wrong = False
     with tempfile.TemporaryDirectory(prefix="flowmill-chaos-") as folder, _environment(shapes) as environment:
         for name in ("XDG_STATE_HOME", "PREFECT_HOME"):

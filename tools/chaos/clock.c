@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
-#include <sys/time.h>
 #include <time.h>
 
 static long ahead(void) {
@@ -15,12 +14,5 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     if (real == NULL) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int code = real(clock, now);
     if (code == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += ahead();
-    return code;
-}
-
-int gettimeofday(struct timeval *now, void *zone) {
-    struct timespec exact;
-    int code = clock_gettime(CLOCK_REALTIME, &exact);
-    if (now != NULL) *now = (struct timeval){exact.tv_sec, exact.tv_nsec / 1000};
     return code;
 }
