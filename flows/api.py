@@ -65,9 +65,9 @@ def lasting() -> Iterator[None]:
     except (httpx.TransportError, httpx.HTTPStatusError, RuntimeError) as error:
         # The first request of a flow is made by a check of versions, which raises an error of its own.
         cause = error.__cause__ if isinstance(error, RuntimeError) else error
-        if not isinstance(cause, httpx.TransportError | httpx.HTTPStatusError) or not str(
-            cause.request.url
-        ).startswith(url):
+        if not isinstance(cause, httpx.TransportError | httpx.HTTPStatusError) or not str(cause.request.url).startswith(
+            url
+        ):
             raise
         raise FlowmillError(
             f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({cause or type(cause).__name__}). "
