@@ -241,7 +241,8 @@ class Sweeps(Campaign):
 
     def _command(self, root: str) -> list[str]:
         grid = ["--grid", "optimize.learning_rate=0.001,0.002", "--parallel", "2"]
-        return ["sweep", self.config, "--name", RUN, *grid, "--root", root, "--quiet"]
+        out = ["--out", str(self._folder / "report.html"), "--quiet"]
+        return ["sweep", self.config, "--name", RUN, *grid, "--root", root, *out]
 
     def _runs(self, root: str) -> Sequence[str]:
         return list_runs(ArtifactStore(root))
