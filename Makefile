@@ -8,7 +8,7 @@ INSTALL := $(BIN)/pip install --no-compile -qq --disable-pip-version-check -c co
 TEST_PROCESSES ?= 3
 TESTED := .[test,ocr,video,delta,duckdb,dask,ray,8bit,quantize,vlm,text,view,reward-server,docs]
 TORCH := $(shell grep -om1 'torch>=[^"]*' pyproject.toml)
-KILLS ?= 20
+KILLS ?= 40
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
 # Some machines disable bytecode; hundreds of processes would then compile all their imports again.
@@ -53,7 +53,7 @@ test-newest test-lowest: test-%: .venv-%/.installed
 chaos: install-test
 	$(PYTEST) -m campaign
 	$(BIN)/python -m tools.chaos.fuzz --seed $(SEED)
-	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --damages 500 --seed $(SEED)
 	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --seed $(SEED) --tend
 
 install: $(VENV)/.installed

@@ -62,11 +62,15 @@ def lasting() -> Iterator[None]:
     url = get_current_settings().api.url or ""
     try:
         yield
-    except (httpx.TransportError, httpx.HTTPStatusError) as error:
-        if not str(error.request.url).startswith(url):
+    except (httpx.TransportError, httpx.HTTPStatusError, RuntimeError) as error:
+        # The first request of a flow is made by a check of versions, which raises an error of its own.
+        cause = error.__cause__ if isinstance(error, RuntimeError) else error
+        if not isinstance(cause, httpx.TransportError | httpx.HTTPStatusError) or not str(cause.request.url).startswith(
+            url
+        ):
             raise
         raise FlowmillError(
-            f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({error or type(error).__name__}). "
+            f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({cause or type(cause).__name__}). "
             f"Committed data stays: start the server again ({_START[:-1]}), then the same command continues."
         ) from None
 

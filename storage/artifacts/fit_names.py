@@ -9,7 +9,7 @@ from flowmill.configs.errors import CorruptError, StoreError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checksummed_json import seal
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.artifacts.mirrored_records import Loss, compare, number_of, read_with_copies, write
+from flowmill.storage.artifacts.mirrored_records import Loss, compare, is_whole, number_of, read_with_copies, write
 from flowmill.storage.artifacts.records import content
 from flowmill.storage.artifacts.remedies import remedy
 from flowmill.storage.layout import ArtifactRef
@@ -38,7 +38,8 @@ def damaged_fits(store: ArtifactStore) -> Iterator[tuple[Loss, ArtifactRef | Non
         records, copied = read_with_copies(store.root, copies, partial(_paths, store, layout.fits(name)))
         for path in sorted({*records, *copied}):
             # Records of earlier versions have no copy.
-            losses = [*compare(path, records.get(path), copied[path])] if path in copied else []
+            has_copy = path in copied or is_whole(records[path], path)
+            losses = [*compare(path, records.get(path), copied.get(path))] if has_copy else []
             yield from ((loss, None) for loss in losses)
             if not losses:
                 yield from _of_record(store, path, records[path])

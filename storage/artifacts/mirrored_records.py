@@ -43,7 +43,7 @@ def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
     """
     sealed, copy = seal({**data, AT: path}), layout.copy_of(path)
     if not root.create(copy, sealed) and (other := root.read(copy)) != sealed:
-        if other is not None and _is_whole(other, path):
+        if other is not None and is_whole(other, path):
             root.create(path, other)
         return False
     return root.create(path, sealed)
@@ -97,7 +97,7 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
     record = layout.record_of(path)
     for place in (record, layout.copy_of(record)):
         data = root.read(place)
-        if data is not None and _is_whole(data, record):
+        if data is not None and is_whole(data, record):
             return {record: data, layout.copy_of(record): data}
     return {}
 
@@ -105,7 +105,7 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
 def compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
     """Yield the losses and damages of a record and its copy."""
     place = layout.copy_of(path)
-    restorable = copy is not None and _is_whole(copy, path)
+    restorable = copy is not None and is_whole(copy, path)
     if record is None:
         back = Loss(path, "missing", f"{path} is lost; its copy is there. 'flowmill store repair' puts it back.")
         yield back if restorable else _gone(path)
@@ -115,7 +115,7 @@ def compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Los
     except CorruptError as error:
         yield Loss(path, "corrupt", str(error))
         return
-    whole = _is_whole(record, path)
+    whole = is_whole(record, path)
     if copy is None and whole:
         yield Loss(place, "missing", f"{place} is lost; the record is there. 'flowmill store repair' copies it again.")
     elif copy is not None and copy != record and restorable and not whole:
@@ -124,7 +124,7 @@ def compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Los
         yield Loss(place, "corrupt", f"{place} differs from its record. 'flowmill store repair' copies it again.")
 
 
-def _is_whole(data: bytes, path: str) -> bool:
+def is_whole(data: bytes, path: str) -> bool:
     """Return whether the data are an intact record that contains this path."""
     try:
         return unseal(data, path).get(AT) == path

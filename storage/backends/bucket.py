@@ -23,7 +23,8 @@ from flowmill.storage.backends.process_tags import tag
 from flowmill.storage.layout import is_file
 
 _Result = TypeVar("_Result")
-_ATTEMPTS = 6
+#: Attempts of the client and of ``_steady``, and seconds after which the latter makes no other.
+_ATTEMPTS, _PATIENCE_S = 6, 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,15 +252,15 @@ class Bucket:
             self.put(path, b"first", IfNoneMatch="*")
             try:
                 self.put(path, b"second", IfNoneMatch="*")
+                honored = False
             except OSError as error:
-                return _refused(error)
-            return False
+                honored = _refused(error)
+            self.delete(path)
         except OSError as error:
             if status_of(error) in (400, 404, 501):
                 return False  # the header itself is not understood
             raise
-        finally:
-            self.delete(path)
+        return honored
 
     def _steady(self, call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
         """Call with retries and exponential backoff on throttling, server errors and broken connections.
@@ -270,7 +271,7 @@ class Bucket:
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_transient),
-            stop=tenacity.stop_after_attempt(_ATTEMPTS),
+            stop=tenacity.stop_after_attempt(_ATTEMPTS) | tenacity.stop_after_delay(_PATIENCE_S),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=10),
             reraise=True,
         )

@@ -15,13 +15,13 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
-    HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
     SSLError,
 )
 from botocore.exceptions import ConnectionError as EndpointError
 from obstore.store import S3Store
+from s3fs.core import S3_RETRYABLE_ERRORS
 
 from flowmill.configs.errors import StoreError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
 
 #: Errors of servers that do not answer, and of refused or missing credentials.
-UNREACHED = (HttpError, HTTPClientError, EndpointError)
+UNREACHED = (HttpError, EndpointError, *S3_RETRYABLE_ERRORS)
 DENIED = (PermissionError, NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
 #: Seconds within which a server must answer when a store is opened, and seconds per attempt.
 _OPENED_S, _TRY_S = 8.0, 4
@@ -44,7 +44,7 @@ def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
         connect_s: connection timeout in seconds.
         read_s: read timeout in seconds.
     """
-    return s3fs.S3FileSystem(
+    client = s3fs.S3FileSystem(
         use_listings_cache=False,
         # Explicit, as s3fs shares instances with equal arguments, and one process may use several servers.
         endpoint_url=os.environ.get(_ENDPOINT),
@@ -57,6 +57,9 @@ def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
             "response_checksum_validation": "when_required",
         },
     )
+    # Retries inside retries would wait a quarter of an hour for a lost server.
+    client.retries = 1
+    return client
 
 
 class Credentials:
@@ -106,7 +109,6 @@ def check_bucket(uri: str, bucket: str) -> None:
     """Check that a bucket is accessible, within 15 seconds or so in any case."""
     endpoint = _endpoint()
     impatient = connection(attempts=1, connect_s=_TRY_S, read_s=_TRY_S)
-    impatient.retries = 1
     retrying = tenacity.Retrying(
         # Retries do not fix certificate and protocol errors.
         retry=tenacity.retry_if_exception(lambda error: not isinstance(error, (SSLError, FileNotFoundError, *DENIED))),

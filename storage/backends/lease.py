@@ -79,12 +79,14 @@ class Lease:
             )
 
     def give_back(self) -> None:
-        """Release the lease, unless the server refuses: then it ends by itself."""
+        """Release the lease, unless the server refuses or was lost: then it ends by itself."""
         self._stop.set()
         self._keeper.join()
+        if self._lost or time.monotonic() >= self._ends:
+            return
         with suppress(Exception):
             metadata = self._bucket.metadata(self.path)
-            if not self._lost and metadata is not None and metadata.version == self._version:
+            if metadata is not None and metadata.version == self._version:
                 self._bucket.delete(self.path)
 
     def _taken(self) -> str | None:

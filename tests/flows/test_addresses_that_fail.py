@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flowmill.configs.errors import ConfigError, FlowmillError, StoreError
@@ -39,9 +39,10 @@ def test_a_prefect_server_that_does_not_answer_is_named_before_a_run_begins() ->
 def test_a_prefect_server_that_ends_during_a_flow_is_named() -> None:
     ended = {PREFECT_API_URL: f"{NO_LISTENER}/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     said = r"server at PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer any more .*the same command continues"
-    raised = pytest.raises(FlowmillError, match=said)
-    with temporary_settings(ended), raised, on_server(None), get_client(sync_client=True) as client:
-        client.read_flows()
+    for request in (SyncPrefectClient.read_flows, SyncPrefectClient.raise_for_api_version_mismatch):
+        raised = pytest.raises(FlowmillError, match=said)
+        with temporary_settings(ended), raised, on_server(None), get_client(sync_client=True) as client:
+            request(client)
     # That of a user's code.
     with temporary_settings(ended), pytest.raises(httpx.ConnectError), on_server(None):
         httpx.get("http://127.0.0.1:1/")

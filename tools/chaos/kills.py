@@ -1,18 +1,13 @@
-"""Kills a small run at random moments, continues it each time, and compares it with an uninterrupted one.
-
-python -m tools.chaos.kills --kills 20
-"""
+"""Kills a small run at random moments, continues it each time, and compares it with an uninterrupted one."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +17,7 @@ import psutil
 from tests.support.preloaded import Forked
 
 #: What is in the command lines of a run's processes.
-_KINDS = {"prefect.server": "server", "agent.py": "agent", "rank.py": "rank"}
+_KINDS = {"prefect_app": "server", "spawn_main": "Dask worker", "agent.py": "agent", "rank.py": "rank"}
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -147,23 +142,3 @@ def orphans(marker: str) -> list[int]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
-
-
-def main() -> None:
-    """Kill, continue, compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--config", required=True, help="config of a run named 'small'")
-    options = parser.parse_args()
-    environment = dict(os.environ)
-    with tempfile.TemporaryDirectory() as folder:
-        expected = uninterrupted(options.config, f"{folder}/whole", environment)
-        outcome = killed(options.config, f"{folder}/killed", environment, kills=options.kills, seed=options.seed)
-    sys.stdout.write(f"{outcome.kills} kills at {', '.join(outcome.stages)}\n")
-    sys.stdout.write(f"uninterrupted {expected}\nkilled        {outcome.digest}\n")
-    sys.exit(expected != outcome.digest)
-
-
-if __name__ == "__main__":
-    main()

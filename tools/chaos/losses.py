@@ -1,4 +1,4 @@
-"""Deletes, swaps and doubles files of a store and asks verify; ``python -m tools.chaos.losses ROOT --tries 100``.
+"""Damages files of a store and asks verify; ``python -m tools.chaos.losses ROOT --tries 100``.
 
 The store is copied first. Locks, claims, which mean nothing once an artifact is complete, and the tracker's files are
 left alone.
@@ -11,18 +11,19 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.layout import KINDS, RUNS
+from flowmill.storage.layout import FITS, KINDS, RUNS
 from flowmill.storage.maintenance.verify import verify_store
 
-ACTIONS = ("delete", "swap", "double")
+ACTIONS = ("delete", "swap", "double", "flip", "cut")
 
 
 def files_of(root: Path) -> list[Path]:
     """Return the files that a store is made of."""
-    found = (path for kind in (*KINDS, RUNS) for path in (root / kind).rglob("*"))
+    found = (path for kind in (*KINDS, RUNS, FITS) for path in (root / kind).rglob("*"))
     return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_claim")))
 
 
@@ -39,21 +40,33 @@ def unseen(root: Path, *, tries: int, seed: int) -> list[str]:
     deletions = rng.sample(files, len(files))
     for number in range(tries):
         action = ACTIONS[number % len(ACTIONS)]
-        one = deletions[number // len(ACTIONS) % len(files)]
-        data = one.read_bytes()
-        other = rng.choice([path for path in files if path.suffix == one.suffix and path.read_bytes() != data] or [one])
-        before = {path: path.read_bytes() for path in (one, other)}
-        if action == "delete" or other == one:
-            one.unlink()
-        else:
-            one.write_bytes(before[other])
-            if action == "swap":
-                other.write_bytes(before[one])
+        before = damage(files, deletions[number // len(ACTIONS) % len(files)], action, rng)
         if not _is_seen(root):
-            missed.append(f"{action} {one.relative_to(root)} {other.relative_to(root)}")
+            missed.append(f"{action} {' '.join(str(path.relative_to(root)) for path in before)}")
         for path, content in before.items():
             path.write_bytes(content)
     return missed
+
+
+def damage(files: Sequence[Path], one: Path, action: str, rng: random.Random) -> dict[Path, bytes]:
+    """Damage one of some files, where it may by another of its kind; return what both were before."""
+    data, place = one.read_bytes(), rng.random()
+    others = [path for path in files if path.suffix == one.suffix and path.read_bytes() != data]
+    before = {path: path.read_bytes() for path in (one, rng.choice(others or [one]))}
+    changed = bytearray(data)
+    if action == "delete" or not data or (action in ("swap", "double") and not others):
+        one.unlink()
+    elif action == "flip":
+        changed[int(place * len(data))] ^= 1 << rng.randrange(8)
+        one.write_bytes(changed)
+    elif action == "cut":
+        one.write_bytes(data[: int(place * len(data))])
+    else:
+        (_, other) = before
+        one.write_bytes(before[other])
+        if action == "swap":
+            other.write_bytes(data)
+    return before
 
 
 def _is_seen(root: Path) -> bool:

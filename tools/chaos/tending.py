@@ -7,7 +7,6 @@ nothing may be lost: no run, and no artifact that a run names.
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from flowmill.storage.artifacts.lineage import list_runs
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.verify import users_of
 from tools.chaos.kills import start
-from tools.chaos.losses import files_of
+from tools.chaos.losses import damage, files_of
 
 #: The longest a command may take, and the moments at which it is killed.
 _PATIENCE_S, _KILLED_S = 900, 15.0
@@ -65,17 +64,8 @@ class Tending:
 
     def _damage(self, root: Path) -> str:
         files = files_of(root)
-        one = self._rng.choice(files)
-        data, kind = one.read_bytes(), self._rng.choice(("deletion", "flip", "doubling"))
-        others = [path for path in files if path.suffix == one.suffix and path.read_bytes() != data]
-        if kind == "deletion" or not data:
-            one.unlink()
-        elif kind == "flip" or not others:
-            flipped = bytearray(data)
-            flipped[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
-            one.write_bytes(flipped)
-        else:
-            shutil.copyfile(self._rng.choice(others), one)
+        one, kind = self._rng.choice(files), self._rng.choice(("delete", "double", "flip", "cut"))
+        damage(files, one, kind, self._rng)
         self.done[kind] += 1
         return f"{kind} of {one.relative_to(root)}"
 

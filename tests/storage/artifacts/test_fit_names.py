@@ -9,6 +9,7 @@ import pytest
 
 from flowmill.configs.errors import CorruptError
 from flowmill.storage import layout
+from flowmill.storage.artifacts.checksummed_json import seal
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import add_fit, fits_of
 from flowmill.storage.layout import ArtifactRef
@@ -66,6 +67,15 @@ def test_a_fit_that_is_being_made_is_no_problem(store: ArtifactStore) -> None:
     assert problems(store) == []
 
 
+def test_a_lost_copy_of_a_record_is_written_again(store: ArtifactStore) -> None:
+    copy = layout.copy_of(layout.fit("taste", 2))
+    store.root.remove(copy)
+    assert problems(store) == [f"{copy} is lost; the record is there. 'flowmill store repair' copies it again."]
+    (problem,) = find_problems(store, deep=True)
+    quarantine(store, problem)
+    assert problems(store) == []
+
+
 @pytest.mark.parametrize("data", ["", "junk", "{}", '{"artifact": "reward_models/1"}'])
 def test_a_damaged_record_of_a_fit_is_put_back_from_its_copy_or_set_aside(store: ArtifactStore, data: str) -> None:
     path = layout.fit("taste", 2)
@@ -77,8 +87,11 @@ def test_a_damaged_record_of_a_fit_is_put_back_from_its_copy_or_set_aside(store:
     assert quarantine(store, problem) == [path]
     assert problems(store) == []
     assert fits_of(store, "taste") == dict(enumerate(REFS, 1))
-    # Earlier versions wrote no copies.
+    # Earlier versions wrote no copies, and records without their path.
     shutil.rmtree(Path(store.root.uri) / "fits" / "taste" / "copies")
+    for number, ref in enumerate(REFS, 1):
+        (Path(store.root.uri) / layout.fit("taste", number)).write_bytes(seal({"artifact": str(ref)}))
+    assert problems(store) == []
     (Path(store.root.uri) / path).write_text(data)
     said = f"{path} names no fit: the file was damaged. 'flowmill store repair' puts its copy back, or sets it aside; "
     assert [found.startswith(said) for found in problems(store)] == [True]

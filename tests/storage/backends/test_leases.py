@@ -181,6 +181,22 @@ def test_a_lease_that_ends_stops_commits_and_removals_until_it_is_renewed(
     assert [root.read(f"rewards/{name}") for name in ("before", "while", "after", "late")] == [b"x", None, b"x", None]
 
 
+def test_a_lost_server_is_tried_for_a_limited_time_and_its_lease_is_left_to_end(
+    s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowmill.storage.backends.bucket._ATTEMPTS", 2)
+    faults = Faults(share=0.0, kinds=("reset",))
+    with unreliable(s3_server, faults) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        root = root_of(bucket)
+        with take(root):
+            faults.share, root._leases[0]._ends, before = 1.0, 0.0, faults.requests
+            with pytest.raises(ConnectionError):
+                root.read("rewards/x")
+    # Twice by the client, twice by what calls it, and aiohttp may repeat each: another layer would multiply them by 5.
+    assert faults.requests - before <= 8
+
+
 def test_a_lease_is_renewed_and_taken_over_where_versions_are_compared_without_quotes(
     s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
@@ -36,6 +34,8 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
+from tests.support import clusters
+from tests.support.clusters import Started, running
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.s3 import Server, free_port, make_bucket, use
 
@@ -188,17 +188,9 @@ def by_threads(flowmill: FlowmillCommand, config: Path, root: Path) -> str:
 @pytest.fixture
 def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A Ray cluster of two workers on this machine, which wants a token."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    port, ray = free_port(), str(Path(sys.executable).with_name("ray"))
-    options = ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--port={port}"]
-    options += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
-        subprocess.run([ray, "start", "--head", *options, f"--temp-dir={folder}"], check=True, capture_output=True)
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+    with clusters.ray_cluster(os.environ) as (address, token, _):
+        use(monkeypatch, token)
+        yield address
 
 
 @pytest.mark.campaign
@@ -274,25 +266,21 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
 
 
 @pytest.fixture
-def dask_scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def dask_scheduler() -> Iterator[tuple[str, Started]]:
     """A Dask scheduler without workers, and its process."""
-    address, dask = f"tcp://127.0.0.1:{free_port()}", str(Path(sys.executable).with_name("dask"))
-    options = ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-dashboard"]
-    with (tmp_path / "scheduler.log").open("w") as log:
-        process = subprocess.Popen([dask, "scheduler", *options], stdout=log, stderr=log)
-    yield address, process
-    process.kill()
-    process.wait()
+    address, scheduler = clusters.dask_scheduler(os.environ)
+    with running(scheduler):
+        yield address, scheduler
 
 
 @pytest.mark.slow
 def test_a_wait_ends_with_the_scheduler_and_without_workers(
     make_config: Make,
-    dask_scheduler: tuple[str, subprocess.Popen[bytes]],
+    dask_scheduler: tuple[str, Started],
     prefect_server: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    address, process = dask_scheduler
+    address, scheduler = dask_scheduler
     for patience in ("_PATIENCE_S", "_WORKER_S"):
         monkeypatch.setattr(f"flowmill.tasks.execution.runners.{patience}", 1.0)
     context = begin_run(make_config(f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"))
@@ -312,7 +300,7 @@ def test_a_wait_ends_with_the_scheduler_and_without_workers(
         while (fault := tasks._runner.fault(tasks._started)[0]) != idle:
             assert "does not answer" in fault
         ended(idle)
-        process.kill()
+        scheduler.kill()
         with pytest.raises(WorkerError, match=r"ended before it was done: FutureCancelledError: .*scheduler"):
             tasks.wait_for(future, "it")
         ended("the connection to the scheduler is connecting|ClosedClientError|FutureCancelledError")
