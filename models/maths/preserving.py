@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.transitions import expand, predictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def flow_sigma(alpha_bar: Tensor) -> Tensor:

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import moved
 from flowmill.models.maths.conditioning import Conditioning, GivesVelocity
 from flowmill.models.maths.schedules import Steps
 from flowmill.models.maths.solvers import Solver
 from flowmill.models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,12 @@ Legend: B rows, ... latent dims. Conventions as in ``flowmill.models.maths.trans
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.transitions import ODE, Grid, expand, predictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Solver(Protocol):

@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from flowmill.configs.model_families import most_images, spec_of
 from flowmill.configs.registry import resolve
@@ -31,10 +31,6 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import PipelinePolicy
 from flowmill.models.weights.lora import LoraSpec, targeted
 from flowmill.models.weights.stored_weights import empty_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
 #: Any prompt; the shapes of conditioning do not depend on it.
 _PROMPT = "a photo"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import ClipLengths
@@ -23,9 +24,6 @@ from flowmill.models.policies.diffusion import DiffusionSettings, Images
 from flowmill.models.policies.pipeline import Modules, Rows
 from flowmill.models.policies.pipeline_configs import Fields, whole
 from flowmill.models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Every published schedule starts from pure noise and ends without noise; the two schedulers have the same options.
 _SCHEDULE = Fields(

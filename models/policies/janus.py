@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
@@ -36,8 +37,6 @@ from flowmill.models.weights.lora import LoraSpec, within
 from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from flowmill.models.maths.shared_prompts import SharedPrompts
 
 JANUS = LanguageModels(

@@ -13,11 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import ClipLengths
@@ -31,9 +32,6 @@ from flowmill.models.policies.nan_checks import waves
 from flowmill.models.policies.pipeline import Modules, Rows
 from flowmill.models.policies.pipeline_configs import FLOW, Fields
 from flowmill.models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The pipeline's defaults for a scheduler's bounds.
 _BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}

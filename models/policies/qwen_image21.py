@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.diffusion import PipelineCall
@@ -31,10 +32,6 @@ from flowmill.models.policies.reference_images import (
     room_of,
     tokens_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Sides of images are rounded to multiples of 32 pixels, so that each may grow by half of that.
 _ROUNDING = 16

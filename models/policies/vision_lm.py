@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import FAMILIES
@@ -29,9 +30,6 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pictures import CACHED_BYTES, Pictures, arguments_of, pictures_of
 from flowmill.models.policies.sized_cache import SizedCache
 from flowmill.models.weights.lora import within
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 VISION = LanguageModels(
     policy="vision_lm",

@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
-from flowmill.models.maths.transitions import expand
+from flowmill.models.maths.transitions import Gaussian, Grid, Kernel, expand
 from flowmill.tasks.algorithms.base import Batch, Models
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.maths.conditioning import Conditioning
-    from flowmill.models.maths.transitions import Gaussian, Grid, Kernel
     from flowmill.models.policies.diffusion import TrainableDenoiser
 
 

@@ -18,6 +18,7 @@ from flowmill.models.rewards.base import Batch as Scored
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.algorithms.base import Models, Requirements
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.resolved import ResolvedConfig
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from flowmill.models.policies.parts import Part
     from flowmill.models.policies.trainable import Trainable
-    from flowmill.tasks.algorithms.base import Models, Requirements
     from flowmill.tasks.modalities.forward_cost import Cost
     from flowmill.tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
     from flowmill.tasks.modalities.sample_set import SampleSet

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from flowmill.configs.errors import ConfigError, StoreError
 from flowmill.storage.artifacts.records import ShardRecord
@@ -17,9 +19,6 @@ from flowmill.storage.trajectories.webdataset import TAR
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.runs.context import RunContext
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: Key of a sample's rewards and advantage in a stream.
 SCORES = "scores"

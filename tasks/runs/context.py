@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.load import asks_for, parse_config
 from flowmill.configs.model import ModelSection
@@ -28,8 +30,6 @@ from flowmill.tasks.specs.graph import RENDERER, policy_after
 from flowmill.tasks.specs.run_inputs import RunInputs
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from flowmill.storage.trajectories.embeddings import EmbeddingCache
     from flowmill.storage.trajectories.source_images import ReferenceFiles
 

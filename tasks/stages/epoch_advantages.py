@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError
 from flowmill.configs.escaping import command
@@ -44,9 +45,6 @@ from flowmill.tasks.stages.sample_rewards import (
 )
 from flowmill.tasks.stages.stage import Output, Stage
 from flowmill.tasks.stages.token_tables import TokenTables
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _IDENTITY = ("sample_id", "prompt_id", "group_id")
 

@@ -6,19 +6,17 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flowmill.models.policies.parts import Part
@@ -16,9 +17,6 @@ from flowmill.tasks.modalities.modality import ValueRequest
 from flowmill.tasks.specs.graph import Node, policy_after
 from flowmill.tasks.specs.run_inputs import critic_identity
 from flowmill.tasks.stages.stage import Output, Shard, Stage
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class ValueStage(Stage):

@@ -11,6 +11,7 @@ from PIL import Image
 from flowmill.models.image_files import within
 from flowmill.models.policies.diffusion import DiffusionPolicy, PipelineCall
 from flowmill.models.policies.pipeline_index import index_file, read_index_file
+from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.export.card import CardContent, model_card
 from flowmill.tasks.export.evaluations import Shown, evaluation_images
 from flowmill.tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
@@ -26,7 +27,6 @@ from flowmill.tasks.modalities.diffusion.evaluation_sampling import sizes_of
 from flowmill.tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
-    from flowmill.models.weights.lora import LoraSpec
     from flowmill.tasks.modalities.modality import ExportRequest
 
 #: Columns of the before-and-after picture.

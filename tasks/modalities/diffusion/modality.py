@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.rewards import RewardSection
@@ -19,6 +20,7 @@ from flowmill.models.engines import make_chain_engine
 from flowmill.models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.tokenization import refusal
+from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.base import Batch as Scored
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
@@ -51,9 +53,6 @@ from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.specs.plan import RunPlan
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flowmill.models.policies.trainable import Trainable
     from flowmill.tasks.runtime.host import ModelHost
     from flowmill.tasks.runtime.renderer import Renderer
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.models.devices import moved
@@ -27,9 +28,6 @@ from flowmill.tasks.modalities.proximal import Proximal, RowFile, importance_wei
 from flowmill.tasks.modalities.rows import Units, padded, single_rows
 from flowmill.tasks.modalities.sample_set import Correctable, SampleSet, stacked, tensor_of
 from flowmill.tasks.runs.seeds import derive, generator, permutation
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Default requirements: only samples with a nonzero advantage are trained.
 _PLAIN = Requirements()

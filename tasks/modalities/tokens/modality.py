@@ -15,6 +15,7 @@ from flowmill.models.policies.causal_lm import TrainableLM
 from flowmill.models.policies.critic_lm import CRITIC, TrainableCritic
 from flowmill.models.policies.language_classes import check_shares_prompts
 from flowmill.models.policies.parts import Part
+from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.base import Batch as Scored
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
@@ -45,7 +46,6 @@ from flowmill.tasks.specs.turns import last_turn
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flowmill.models.policies.trainable import Trainable
     from flowmill.tasks.runtime.host import ModelHost
 
 

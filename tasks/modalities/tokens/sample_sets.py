@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.models.devices import moved
@@ -26,10 +27,6 @@ from flowmill.tasks.modalities.rows import Units, joint_rows, micro_batches, pad
 from flowmill.tasks.modalities.sample_set import Correctable
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, padded_rows
 from flowmill.tasks.modalities.tokens.run_prompts import RunPrompts
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Columns with values per token -> fields of a batch.
 _BY_TOKEN = {
