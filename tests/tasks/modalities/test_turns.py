@@ -28,9 +28,8 @@ from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
 from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
 from flowmill.tasks.metrics.samples import rows_of, stored_sample
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.modalities.tokens.comments import Comments
 from flowmill.tasks.modalities.tokens.prompts import Prompts
-from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.modalities.tokens.run_prompts import Comments, read_prompts
 from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.reports.trace import trace_sample
 from flowmill.tasks.runs.context import RunContext
