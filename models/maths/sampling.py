@@ -110,7 +110,6 @@ def rescore(
     Bitwise equal to the result of ``sample`` if it drew the chains in a batch of the same size.
 
     Args:
-        policy: the policy.
         conditioning: B rows.
         chains: (B, N, ...) float32 latents.
         states: the steps of each row's latents, [N]; those that its plan stores, and T.

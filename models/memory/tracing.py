@@ -95,7 +95,6 @@ def traced(fakes: FakeTensorMode, *, layouts: bool = False) -> Iterator[PeakMemo
     """Count allocations inside the context, on fake tensors, with CUDA's autocast rules.
 
     Args:
-        fakes: the mode of the fake tensors.
         layouts: tensors that depend on sizes alone keep their content.
     """
     with fakes, CudaCasts(), WholeMasks(), KnownLayouts() if layouts else nullcontext(), PeakMemory() as memory:

@@ -74,7 +74,6 @@ def train_until(
     """Train a model in place until it is good enough.
 
     Args:
-        model: the model.
         loss: returns the loss of the next batch.
         good: whether the model is good enough after a step.
         most: maximum number of steps.

@@ -53,7 +53,6 @@ def publish(
         root: target root.
         folder: this process's files.
         place: returns the target path, from the files of all processes.
-        company: the process group.
         hashed: entries of files whose checksums were computed while they were written.
 
     Returns:

@@ -80,7 +80,6 @@ def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials)
 
     Args:
         client: an s3fs file system, whose server it uses.
-        bucket: the bucket.
         credentials: the current credentials.
     """
     meta = client.s3.meta

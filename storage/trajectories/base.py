@@ -53,7 +53,6 @@ class Sample:
     group_id: str
     """Group of samples that are compared with each other: of one prompt, or with branching of one step."""
     prompt: str
-    """The prompt."""
     epoch: int
     """Epoch of the rollout."""
     replica: int

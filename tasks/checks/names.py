@@ -44,7 +44,6 @@ def check_names(
     """Check that every component, option and local file a config names exists.
 
     Args:
-        config: the config.
         source: the config file; suggestions also search its folder.
         overrides: ``section.key=value`` strings applied to it, which messages name as the cause.
         later: paths in options (``flowmill.configs.path_types``) may be missing for now, except those of overrides.

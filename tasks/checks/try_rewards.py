@@ -78,7 +78,6 @@ def time_rewards(plan: RunPlan, rewards: RewardCache, cost: Cost) -> list[Scorin
 
     Args:
         plan: of a config whose rewards were tried.
-        rewards: the rewards.
         cost: cost of the run.
     """
     execution, sections = plan.config.execution, {section.slot: section for section in plan.config.scored}

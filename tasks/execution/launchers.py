@@ -38,7 +38,6 @@ class Program:
     module: str
     """Module whose ``__main__`` is decorated with torch's ``record``."""
     arguments: tuple[str, ...] = ()
-    """Its arguments."""
     processes: int = 1
     """Ranks per node."""
     nodes: int = 1

@@ -51,7 +51,6 @@ class FittedModel:
     """A committed reward model."""
 
     ref: ArtifactRef
-    """The artifact."""
     folder: Path
     """Its files on this machine."""
     summary: dict[str, Any]

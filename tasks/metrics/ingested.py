@@ -53,7 +53,6 @@ def ingested_figures(store: ArtifactStore, ref: ArtifactRef, section: DataSectio
     """Return the figures of the ingested samples.
 
     Args:
-        store: the store.
         ref: the artifact of the ingest stage.
         section: the run's section of data.
     """

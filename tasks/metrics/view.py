@@ -139,7 +139,6 @@ class RunView:
         sum) and 'advantage'.
 
         Args:
-            epoch: the epoch.
             evaluation: the run's evaluation of the epoch, not its rollout.
         """
         stage, scored = "score", self.config.scored
@@ -202,7 +201,6 @@ class RunView:
         'media_format' is the format of their images.
 
         Args:
-            epoch: the epoch.
             evaluation: the samples of the run's evaluation, not of its rollout.
         """
         drawn, plan = "depict" if evaluation else "render", self.chain.plan
@@ -247,7 +245,6 @@ class RunView:
         best turn counts also 'counts', true for that turn.
 
         Args:
-            epoch: the epoch.
             evaluation: the samples of the run's evaluation, not of its rollout.
         """
         if turns_of(self.config) is None:
@@ -282,7 +279,6 @@ class RunView:
         """Yield id, opened shard and row of the image or clip of each sample, of each image of a rendered text.
 
         Args:
-            epoch: the epoch.
             samples: ids; all when None.
             evaluation: samples of the run's evaluation, not of its rollout.
         """

@@ -41,7 +41,6 @@ class SampleSet(ABC):
 
         Args:
             shards: the shards, opened.
-            advantages: their advantages.
             ahead: number of epochs by which the rollout policy is older than the policy before its epoch.
             device: the device of batches; None: the CPU.
         """

@@ -41,7 +41,6 @@ class RaterBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rater: RaterName
-    """Name."""
 
 
 class AnswerBody(RaterBody):

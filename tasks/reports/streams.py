@@ -33,8 +33,6 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
     its id, and ``scores``, a mapping with ``reward``, ``advantage`` and ``reward.<label>`` as far as they exist.
 
     Args:
-        context: the run.
-        epoch: the epoch.
         evaluation: the samples of its evaluation.
         start: number of samples to leave out, of those that this rank and worker would get.
     """
@@ -74,8 +72,6 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
     ``datasets.Video()``.
 
     Args:
-        context: the run.
-        epoch: the epoch.
         evaluation: the samples of its evaluation.
     """
     import datasets

@@ -51,9 +51,7 @@ class RunContext(RunInputs):
         """Bind store, config and run.
 
         Args:
-            store: the store.
             config: the run's config, or another config for one stage.
-            run: the run.
             reporter: shows progress.
             epoch: epoch of the one stage that runs with another config.
             reads: read-only: base model and prompts are the recorded ones, even if their files have moved.

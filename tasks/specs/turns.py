@@ -76,7 +76,6 @@ def turn_nodes(config: RunConfig, epoch: int, number: int, name: str = "", *, ev
 
     Args:
         config: the run's config.
-        epoch: the epoch.
         number: the turn, from 1.
         name: the name of an additional evaluation.
         evaluation: the turn belongs to an evaluation, not to a rollout.

@@ -77,7 +77,6 @@ def figures_of_samples(
     """Return a figure of a column of stored samples, (N,) float64.
 
     Args:
-        store: the store.
         ref: an artifact of samples.
         form: of the trajectory store.
         names: ids of the samples.

@@ -88,7 +88,6 @@ class Sampling(Stage):
         Args:
             shard: the shard, of which ``start`` says how many jobs come before it.
             folder: where its files go.
-            jobs: its jobs.
             total: jobs of all shards that are counted together.
             figures: figures of the content.
             returned: how many samples to return.

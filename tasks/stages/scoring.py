@@ -36,7 +36,6 @@ class Scoring(Stage):
 
     separable = True
     section: RewardSection
-    """The reward."""
     earlier: str = ""
     """The slot of a turn before the last, whose new images alone are scored for comments; empty for the last."""
 

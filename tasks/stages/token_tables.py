@@ -51,7 +51,6 @@ class TokenTables:
         """Read an advantage stage's inputs for some samples.
 
         Args:
-            store: the store.
             inputs: artifacts, of which trajectories and values are read.
             samples: their order.
             form: of the trajectory store.
@@ -72,7 +71,6 @@ class TokenTables:
         """Return an estimator's result for the samples that count.
 
         Args:
-            estimator: the estimator.
             scores: (M,) float64.
             groups: (M,) int64.
             counted: (N,) bool, M of them true.

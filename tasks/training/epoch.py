@@ -48,7 +48,6 @@ class TrainingEpoch:
         """Bind to data and models.
 
         Args:
-            data: the training data.
             host: holds the models.
             ref: the policy that training makes, which owns the checkpoints.
         """

@@ -36,7 +36,6 @@ class PartFiles:
     """The files of a further trained model."""
 
     weights: str
-    """Its weights."""
     optimizer: str
     """Its optimizer's moments."""
 

@@ -158,7 +158,6 @@ class Shown:
     """One image or clip of an evaluation."""
 
     prompt: str
-    """Its prompt."""
     verdict: str
     """Note and score of the first reward; empty if it has not scored."""
     media: np.ndarray

@@ -53,7 +53,6 @@ class TransitionSet(Correctable):
 
         Args:
             shards: the shards, opened.
-            advantages: their advantages.
             kernel: the sampler's step, for the noise stds of the schedule.
             means: read stored means.
             condition: returns the conditioning of a batch on demand; that of an epoch may exceed a device's memory.

@@ -71,7 +71,6 @@ class StateSet(SampleSet):
 
         Args:
             shards: the shards, opened.
-            advantages: their advantages.
             calls: K: required steps after a state.
             condition: returns the conditioning of a batch.
             device: the device of batches.

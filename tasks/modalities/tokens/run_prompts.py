@@ -117,7 +117,6 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     """Return the prompts of a run, read with its model's tokenizer.
 
     Args:
-        context: the run.
         policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
     """
     run_prompts = _READ.get(context)
@@ -140,7 +139,6 @@ def prompts_in(folder: Path, plan: ResolvedConfig, *, look: Look = no_images, to
 
     Args:
         folder: folder of the model.
-        plan: of the run.
         look: opens images.
         tokenizer: the model's, if it is loaded.
     """
