@@ -38,8 +38,6 @@ class SampleRewards:
     """(N,) bool: left out, as it ended where it had to."""
     distances: Tensor | None = None
     """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
-    turns: Tensor | None = None
-    """(N,) int64: the turn whose rewards count, if that is the best."""
 
     def take(self, mask: Tensor) -> SampleRewards:
         """Return some rows (N,) bool."""
@@ -51,7 +49,6 @@ class SampleRewards:
             total=self.total[mask],
             cut=self.cut[mask],
             distances=None if self.distances is None else self.distances[mask],
-            turns=None if self.turns is None else self.turns[mask],
         )
 
 
