@@ -70,7 +70,6 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check that the transformer takes single latent frames."""
         index = super().check_folder(folder, settings)
         with whole(folder):
             config = read_json(folder / "transformer" / "config.json")
@@ -108,7 +107,6 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         return {"prompt_embeds": embeds}
 
     def noise_size(self) -> tuple[int, ...]:
-        """Return number of frames, height and width."""
         return self.settings.frames, self.settings.height, self.settings.width
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:

@@ -33,7 +33,6 @@ class DecodingPolicy(DiffusionPolicy):
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def move_decoder(self, device: torch.device) -> None:
-        """Move decoders, except those on the meta device."""
         for module in (getattr(self.pipeline, name) for name in self.decoder_names):
             first = None if module is None else next(module.parameters())
             # Called in every stage: without a move, this avoids walking hundreds of modules.

@@ -139,7 +139,6 @@ class DiffusionPolicy(Policy):
 
     @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:
-        """The denoisers, and the autoencoder where samples are decoded."""
         return frozenset({Part.DENOISER, Part.VAE} if config.rollout.media.decodes else {Part.DENOISER})
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableDenoiser:

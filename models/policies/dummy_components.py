@@ -82,7 +82,6 @@ class TextImageProcessor(TextProcessor):
 
     @classmethod
     def load(cls, folder: Path) -> TextImageProcessor:
-        """Load both from a processor's folder."""
         images = load_pretrained(transformers.Qwen2VLImageProcessorPil, folder, label="model.path")
         return cls(images, load_pretrained(transformers.AutoTokenizer, folder, label="model.path"))
 
@@ -111,7 +110,6 @@ class Unread(TextProcessor):
         super().__init__(self)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Return no tokens."""
         return [[]]
 
     def encode(self, text: str) -> list[int]:

@@ -81,7 +81,6 @@ class Flux1(PipelinePolicy):
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return packed latents."""
         return self.packed(self.encode_scaled(media))
 
     def packed(self, latents: Tensor) -> Tensor:

@@ -111,7 +111,6 @@ class Flux2(Flux1):
         return self.decode_normalized(latents, self.grid(), self.pipeline._unpatchify_latents)
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return normalized tokens."""
         return self.encode_normalized(media, self.pipeline._patchify_latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

@@ -134,7 +134,6 @@ class Flux3(ModularPolicy):
         return self.decode_normalized(latents, self.grid(), self.step("decode")._unpatchify_latents)
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return normalized tokens."""
         from diffusers import Flux2Pipeline
 
         return self.encode_normalized(media, Flux2Pipeline._patchify_latents)

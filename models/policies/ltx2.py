@@ -137,7 +137,6 @@ class LTX2(ClipPolicy):
         return torch.cat(parts, dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer with the tokens of both media."""
         clip, sound = self.apart(latents)
         (frames, height, width), time = self._shape(), sigma * 1000
         seen, heard = modules["transformer"](
@@ -185,7 +184,6 @@ class LTX2(ClipPolicy):
 
     @property
     def sound_form(self) -> SoundForm:
-        """The sound that the latents span."""
         pipeline, channels = self.pipeline, self.pipeline.audio_vae.config.in_channels
         unit = pipeline.audio_vae_temporal_compression_ratio * pipeline.audio_hop_length
         return SoundForm(rate=pipeline.audio_sampling_rate, channels=channels, length=self._sound_length() * unit)
@@ -268,7 +266,6 @@ class LTX2(ClipPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: LTX2Options) -> None:
-        """Check that the connectors support the length of text."""
         config = read_json(folder / "connectors" / "config.json")
         for stream in ("video", "audio"):
             unit = config.get(f"{stream}_connector_num_learnable_registers")

@@ -93,5 +93,4 @@ class QwenImage(Flux1):
         return self.decode_standardized(spatial)[:, :, 0]
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return packed latents of a clip of one frame."""
         return self.packed(self.encode_standardized(media[:, :, None])[:, :, 0])

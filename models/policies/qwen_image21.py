@@ -142,7 +142,6 @@ class QwenImage21(PipelinePolicy):
         return predicted[:, -tokens:]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents without the fourth channel, transparency."""
         settings, vae = self.settings, self.pipeline.vae
         size = (settings.height, settings.width, self.pipeline.vae_scale_factor)
         spatial = self.pipeline._unpack_latents(latents, *size).to(vae.dtype)
@@ -151,7 +150,6 @@ class QwenImage21(PipelinePolicy):
         return images[:, :3, 0]
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return packed latents of opaque images."""
         latents = self.likeliest(torch.cat([media, torch.ones_like(media[:, :1])], dim=1)[:, :, None])
         mean, std = self._moments(latents)
         spatial = (latents - mean) / std

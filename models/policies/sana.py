@@ -91,7 +91,6 @@ class Sana(EulerGridPolicy):
         return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return scaled latents."""
         return self.likeliest(media) * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
 
     def more_arguments(self, steps: int) -> dict[str, Any]:

@@ -56,13 +56,11 @@ class AdvantageStage(Stage):
         return [Shard("advantages")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Compute and write the tables."""
         from flowmill.tasks.stages.epoch_advantages import EpochAdvantages
 
         return EpochAdvantages(self, scored=len(self.sections), epochs=len(self.epochs)).write(folder)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """The figures of the one shard."""
         return records[0].summary
 
     @property

@@ -32,16 +32,13 @@ class Sampling(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Model parts that sampling needs."""
         return self.policy_kind.sampling_parts
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of sampling and of decoding."""
         return sampling_sizes(self.config)
 
     def load(self) -> None:
-        """Load the sampler's models."""
         self.maker.load()
 
     def rest(self) -> None:

@@ -60,7 +60,6 @@ class Scoring(Stage):
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of calls of the reward."""
         return {"batch_size": self.section.batch_size}
 
     @property
@@ -98,7 +97,6 @@ class Scoring(Stage):
         return declared_needs(self.host.rewards.of(section))
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Score the samples of one shard."""
         reward = self.host.rewards.of(self.section)
         batch, table = self.read(shard, declared_needs(reward))
         with self.host.rewards.at_work(reward):

@@ -42,16 +42,13 @@ class ValueStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Trained parts, and the critic."""
         return self.policy_kind.training_parts | {Part.CRITIC}
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of training, which computes values again."""
         return {"micro_batch_size": self.config.execution.micro_batch_size}
 
     def shards(self) -> list[Shard]:
-        """The shards of the trajectories."""
         return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[1]).shards]
 
     def load(self) -> None:
@@ -59,7 +56,6 @@ class ValueStage(Stage):
         self._valuing.load()
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Compute the values of one shard."""
         self.host.use_threads()
         store, trajectories = self.context.store, self.inputs()[1]
         record = store.record(trajectories, shard.name)

@@ -49,7 +49,6 @@ class EngineSampler(RolloutSampler, WorksAhead):
         self._lock = threading.Lock()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Return the samples of one batch."""
         return next(self.each([jobs]))
 
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:

@@ -80,15 +80,12 @@ class TransitionSet(Correctable):
         self._measure(requires)
 
     def positions(self) -> np.ndarray:
-        """Return the number of trained steps of each sample."""
         return self.reader.steps.sizes
 
     def steps(self, rows: np.ndarray) -> np.ndarray:
-        """Return the denoising steps of rows."""
         return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
 
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows of older policies that can contribute."""
         return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
 
     def changed_policy(self) -> None:
@@ -112,7 +109,6 @@ class TransitionSet(Correctable):
         return lambda units: expect(self.batch(units, padded(len(units.rows), size)), DiffusionBatch)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
-        """Return the transitions of rows."""
         device = self.device
         samples, steps = rows[:, 0].tolist(), self.steps(rows).tolist()
         places = list(zip(samples, steps, strict=True))
@@ -219,11 +215,9 @@ class ForwardSet(SampleSet):
         return [units.take(np.array(numbers)) for numbers in parts.values()]
 
     def positions(self) -> np.ndarray:
-        """Return the number of noise levels of each sample."""
         return np.full(len(self.reader), self._times.count)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
-        """Return the noised samples of rows."""
         device = self.device
         keys = common["keys"]
         samples = [sample for sample, _ in keys]

@@ -62,12 +62,10 @@ class DataImageModels(TokenModels):
     """Log-probs of images of data, which no guidance drew."""
 
     def log_probs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy's log-probs and entropies without guidance."""
         with cast(Janus, self.trainable.policy).without_guidance():
             return super().log_probs(batch)
 
     def reference_log_probs(self, batch: TokenBatch) -> torch.Tensor:
-        """Return the base model's log-probs without guidance."""
         with cast(Janus, self.trainable.policy).without_guidance():
             return super().reference_log_probs(batch)
 
@@ -80,11 +78,9 @@ class ImageTokens(Tokens):
     given_parts = frozenset({Part.VAE})
 
     def check(self, plan: RunPlan) -> None:
-        """Check the settings of tokens and of images."""
         check_image_tokens(plan)
 
     def cost(self, plan: RunPlan) -> Cost:
-        """Count rows."""
         return with_guidance(cost_of_tokens(plan), plan.config)
 
     def rollout(self, making: SamplingContext) -> Sampler:
@@ -96,7 +92,6 @@ class ImageTokens(Tokens):
         return read_image(making, sample)
 
     def same_given(self, first: DataImage, second: DataImage) -> bool:
-        """Return whether two images have the same pixels."""
         return np.array_equal(first.pixels, second.pixels)
 
     def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
@@ -116,7 +111,6 @@ class ImageTokens(Tokens):
         return kind(trainable=cast(TrainableLM, trainable), temperature=tokens_of(config).temperature)
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        """Check that the reward scores images."""
         if needs.media == "latents":
             raise ConfigError(
                 f"rewards: '{section.slot}' scores latents, which images of tokens do not have. Choose one of images."
@@ -124,19 +118,15 @@ class ImageTokens(Tokens):
         check_scored(section, needs, config)
 
     def trial(self, config: RunConfig) -> np.ndarray:
-        """Return noise of the configured size."""
         return trial_media(config)
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
-        """Return images."""
         return np.stack(recent or [shard.media(row) for row in range(shard.table.num_rows)])
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Draw the first images with prompt and verdict."""
         write_grid(folder, batch.media, batch.prompts, verdicts)
 
     def export(self, exporting: ExportRequest, folder: Path) -> None:
-        """Write a model folder or an adapter."""
         ImageTokenExport(exporting).write(folder)
 
 

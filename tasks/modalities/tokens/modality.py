@@ -70,11 +70,9 @@ class Tokens(Kind):
         check_tokens(plan)
 
     def cost(self, plan: RunPlan) -> Cost:
-        """Count rows."""
         return cost_of_tokens(plan)
 
     def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
-        """Build actor and critic without weights."""
         return language_memory(plan, optimizer, reference=reference)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
@@ -90,7 +88,6 @@ class Tokens(Kind):
         return read_text(making, sample)
 
     def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
-        """Return texts with a mask of their tokens."""
         return text_samples(making, samples, contents)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
@@ -98,11 +95,9 @@ class Tokens(Kind):
         return evaluation_maker(making)
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        """Check that the reward scores texts."""
         check_scored(section, needs, config)
 
     def trial(self, config: RunConfig) -> np.ndarray:
-        """Return a synthetic text."""
         return trial_text()
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
@@ -110,7 +105,6 @@ class Tokens(Kind):
         return np.array(self.texts(shard), object)
 
     def texts(self, shard: TrajectoryShard) -> list[str]:
-        """Return completions."""
         return [stored_text(shard, row) for row in range(shard.table.num_rows)]
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
@@ -123,7 +117,6 @@ class Tokens(Kind):
     def training_set(
         self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
     ) -> SampleSet:
-        """Return texts as rows."""
         device = None if training.host is None else training.host.device
         return TextSet(
             shards,
@@ -136,11 +129,9 @@ class Tokens(Kind):
         )
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
-        """Run each text through critic and base model once."""
         return values_of(valuing, shard)
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
-        """Return log-probs and values."""
         if config.optimize.shared_prompts:
             check_shares_prompts(cast(TrainableLM, trainable).policy.model)
         return TokenModels(
@@ -150,7 +141,6 @@ class Tokens(Kind):
         )
 
     def export(self, exporting: ExportRequest, folder: Path) -> None:
-        """Write a model folder or an adapter."""
         LanguageModelExport(exporting).write(folder)
 
 

@@ -87,7 +87,6 @@ class TextSet(Correctable):
         return np.ones(len(self.reader), np.int64)
 
     def changed_policy(self) -> None:
-        """Use stored old log-probs from now on."""
         self._unchanged = False
 
     def begin_update(self, units: Units) -> None:
@@ -96,7 +95,6 @@ class TextSet(Correctable):
         self._share = len(units.rows) / max(1, int(counts.sum()))
 
     def stale(self, requires: Requirements) -> Units:
-        """Return the texts of older policies that can contribute."""
         return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
 
     @torch.no_grad()
@@ -124,7 +122,6 @@ class TextSet(Correctable):
         return expect(self.batch(units, padded(len(units.rows), size)), TokenBatch)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> TokenBatch:
-        """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
         corrected = np.array([sample in self._recomputed for sample in samples])
         assert self._read is not None
