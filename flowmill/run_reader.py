@@ -34,7 +34,6 @@ class RunReader:
     """The read part of ``flowmill.Run``."""
 
     def __init__(self, context: RunContext, *, trust_store: bool = False) -> None:
-        """Bind to a run."""
         self._context, self._trusted = context, trust_store
 
     @property

@@ -68,11 +68,9 @@ class Prediction(Protocol):
 
     def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
         """Return eps - x0, (B, ...)."""
-        ...
 
     def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
         """Return the model's prediction, (B, ...), for a velocity of flow latents at (B,) sigmas."""
-        ...
 
 
 class Epsilon:

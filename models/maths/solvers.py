@@ -16,11 +16,9 @@ class Solver(Protocol):
 
     def advance(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Tensor:
         """Return the (B, ...) latents after the step; steps come in order."""
-        ...
 
     def forget(self) -> None:
         """Clear the memory: noise was added since the last step."""
-        ...
 
 
 class Euler:

@@ -72,11 +72,9 @@ class Kernel(Protocol):
     @property
     def stochastic(self) -> bool:
         """True when the step has noise, hence a log-prob."""
-        ...
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the distribution of the next latents for (B, ...) latents and velocity."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,6 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and record its outputs."""
         inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

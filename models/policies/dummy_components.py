@@ -64,7 +64,6 @@ class TextProcessor(transformers.ProcessorMixin):
         return [written] if options.get("tokenize") else written
 
     def __call__(self, text: Any, **options: Any) -> Any:
-        """Return the tokens of texts."""
         return self.tokenizer(text, **options)
 
 

@@ -42,23 +42,18 @@ class RewardBackbone(Protocol):
     @property
     def network(self) -> nn.Module | None:
         """Its pretrained model, on which adapters can be trained; None: it has none."""
-        ...
 
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, ...) float32 inputs of B samples as stored, and their prompts; adapters alone get a gradient."""
-        ...
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return the same with a gradient, of (B, 3, H, W) images of about 0 to 1, or of (B, ...) latents."""
-        ...
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return new layers for such inputs, with K outputs, drawn from torch's generator."""
-        ...
 
     def shares(self, prompts: Sequence[str]) -> Tensor:
         """Return (B, K) float32: the shares of the K outputs in the score; that of the first is 1."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -36,7 +36,6 @@ class Differentiable(Protocol):
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
         """
-        ...
 
 
 def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> bool:

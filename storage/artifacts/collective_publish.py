@@ -23,11 +23,9 @@ class ProcessGroup(Protocol):
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        ...
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in order of rank; all must call it together."""
-        ...
 
 
 class SingleProcess:

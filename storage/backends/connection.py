@@ -63,7 +63,6 @@ class Credentials:
     """The credentials of this process, looked up once and refreshed when they expire."""
 
     def __init__(self) -> None:
-        """Start without a lookup."""
         self._credentials: Any = None
 
     def now(self) -> ReadOnlyCredentials | None:

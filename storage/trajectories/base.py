@@ -282,11 +282,9 @@ class TrajectoryWriter(Protocol):
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Append samples."""
-        ...
 
     def end(self) -> Sequence[FileEntry]:
         """Write the rest; return the entries of files whose checksums were computed while they were written."""
-        ...
 
 
 class TrajectoryStore(Protocol):
@@ -294,8 +292,6 @@ class TrajectoryStore(Protocol):
 
     def writer(self, folder: Path, media: MediaFormat = ...) -> TrajectoryWriter:
         """Begin a shard in an empty folder."""
-        ...
 
     def open(self, files: Files) -> TrajectoryShard:
         """Open a shard."""
-        ...

@@ -49,7 +49,6 @@ class RewardFunction(Protocol):
 
     def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
         """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

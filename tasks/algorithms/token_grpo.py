@@ -62,7 +62,6 @@ class TokenGRPO(RatioClip):
     """Weights out of range are clipped (TIS), or set to 0 per token (mask: IcePop) or per row by mean (mask_rows)."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if (self.normalization == "constant") != (self.constant is not None):
             raise ValueError("constant belongs to normalization 'constant', which needs it.")
         if self.tis is not None and not 0 <= self.tis_low <= 1 <= self.tis:

@@ -54,7 +54,6 @@ class Launcher(Protocol):
             program: the program of the ranks.
             logs: folder for the error files of ranks on this machine.
         """
-        ...
 
 
 def make_launcher(section: ExecutionSection) -> Launcher:

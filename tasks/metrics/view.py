@@ -47,7 +47,6 @@ class RunView:
     """
 
     def __init__(self, context: RunContext) -> None:
-        """Bind to a run."""
         self.context, self.config, self.store = context, context.config, context.store
 
     @property

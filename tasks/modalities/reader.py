@@ -22,7 +22,6 @@ class RaggedArray:
     """A column of lists as two arrays."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        """Convert an Arrow column of lists of numbers."""
         lists = column.combine_chunks()
         lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
         self._offsets: np.ndarray = lists.offsets.to_numpy()

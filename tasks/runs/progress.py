@@ -23,11 +23,9 @@ class Reporter(Protocol):
 
         For whole epochs ``stage`` is "pipeline", or "found" if the training of an epoch was already committed.
         """
-        ...
 
     def message(self, text: str) -> None:
         """Show one line."""
-        ...
 
 
 class Silent:
@@ -44,7 +42,6 @@ class Ledger:
     """Working times of the stages in this process; stages may overlap."""
 
     def __init__(self) -> None:
-        """Start the clock."""
         self._spans: list[tuple[str, float, float]] = []
         self._lock = threading.Lock()
         self.started = time.monotonic()

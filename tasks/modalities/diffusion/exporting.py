@@ -40,7 +40,6 @@ class PipelineExport:
     """A LoRA file for ``load_lora_weights``, or a full pipeline folder for ``from_pretrained``; card and settings."""
 
     def __init__(self, exporting: ExportRequest) -> None:
-        """Bind to an export request."""
         self._context, self._config, self._host = exporting.context, exporting.config, exporting.host
         self._epoch, self._lora, self._inputs = exporting.epoch, exporting.format == "lora", exporting.inputs
 

@@ -55,7 +55,6 @@ class RolloutSampler:
     """Makes the samples of an epoch with the rollout policy."""
 
     def __init__(self, making: SamplingContext) -> None:
-        """Bind to the sampling context."""
         self._making, self._config, self._epoch = making, making.config, making.epoch
         self._models = SamplingModels(making, Weights.BEHAVIOR)
         self._means = making.context.plan.requires.old_means

@@ -185,7 +185,6 @@ class Comments:
     """Token ids of comments: a user's message where there is a chat template, else the comment as it is."""
 
     def __init__(self, prompts: Prompts, turns: TurnsSection) -> None:
-        """Bind to tokenizer and template."""
         self._prompts, self._tokenizer, self._turns = prompts, prompts.tokenizer, turns
         self._cached: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
         self._around(())
