@@ -26,13 +26,16 @@ class Section(BaseModel):
     """Settings that no longer exist, and what to do instead."""
     former: ClassVar[Mapping[str, Any]] = {}
     """Defaults of removed settings: stored configs name them, and fingerprints of older runs hold them."""
+    former_later: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of removed settings that were marked as ``Later``: fingerprints do not hold them."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, value: Any) -> Any:
         # Stored configs name all settings of their time, most of them without a value.
         if cls.removed and isinstance(value, Mapping):
-            unset = {name for name in cls.removed if not value.get(name) or value[name] == cls.former.get(name)}
+            former = {**cls.former, **cls.former_later}
+            unset = {name for name in cls.removed if not value.get(name) or value[name] == former.get(name)}
             return {name: each for name, each in value.items() if name not in unset}
         return value
 

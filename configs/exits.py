@@ -37,7 +37,6 @@ def without_exits(where: str, kind: type[FlowmillError] = FlowmillError) -> Iter
 
     Args:
         where: the component or the work inside, for the message.
-        kind: kind of the error.
     """
     try:
         yield

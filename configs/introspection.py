@@ -1,4 +1,4 @@
-"""Reads tables and option names from source files without importing them, so that typos are reported quickly.
+"""Reads tables and options of components from source files without importing them, as commands that only read do.
 
 A result is None if the source text does not decide it; a later import then does.
 """
@@ -43,20 +43,6 @@ def find_module(name: str) -> ModuleSpec | None:
     return spec
 
 
-def defines(module: str, name: str) -> bool | None:
-    """Return whether a module binds a name at its top level; None if its text does not decide."""
-    tree = _parse(module)
-    if tree is None:
-        return None
-    unclear = False
-    for node in _statements(tree):
-        if name in _bound(node):
-            return True
-        unclear |= isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
-        unclear |= isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
-    return None if unclear else False
-
-
 def options(import_string: str, *, skipped: int = 0) -> dict[str, str] | None:
     """Return the parameters of a dataclass, class or function with their types; None if its text does not decide.
 
@@ -74,26 +60,6 @@ def options(import_string: str, *, skipped: int = 0) -> dict[str, str] | None:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return options(f"{node.module}:{alias.name}", skipped=skipped)
-    return None
-
-
-def class_attribute(import_string: str, attribute: str) -> str | None:
-    """Return the import string of the name that a class or a base assigns to an attribute; None if unclear."""
-    module, _, name = import_string.partition(":")
-    for node in _statements(_parse(module)):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return class_attribute(f"{node.module}:{alias.name}", attribute)
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            for item in node.body:
-                value = _assigned(item, attribute)
-                if isinstance(value, ast.Name):
-                    return f"{module}:{value.id}"
-            for base in node.bases:
-                inherited = class_attribute(f"{module}:{base.id}", attribute) if isinstance(base, ast.Name) else None
-                if inherited is not None:
-                    return inherited
     return None
 
 
@@ -162,14 +128,6 @@ def _statements(tree: ast.AST | None) -> Iterator[ast.stmt]:
             yield node
         if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
             yield from _statements(node)
-
-
-def _bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
 
 
 @cache

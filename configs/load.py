@@ -219,7 +219,6 @@ def read_config(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the data of a config file, merged over those that it extends.
 
     Args:
-        path: the file.
         seen: the files that extend it.
     """
     try:

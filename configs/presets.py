@@ -11,72 +11,8 @@ from flowmill.configs.suggestions import near_path, nearest
 _FOLDER = Path(__file__).parent
 #: Configs that a preset names: the one that it extends, and that of the run that it starts from.
 _NAMED = re.compile(r"^(?:extends|  start_config): *(\S+)\.yaml *$", re.MULTILINE)
-#: The smallest GPU for each preset of a published model, as estimated in docs/gpus.md; the others run on a CPU.
-_GPUS = {
-    "cogvideox_2b": "24 GB",
-    "flux1_dance": "48 GB",
-    "flux1_dev": "48 GB",
-    "flux1_enhancer": "80 GB",
-    "flux1_kontext_enhancer": "80 GB",
-    "flux1_kontext": "48 GB",
-    "flux1_sft": "48 GB",
-    "flux1_srpo": "80 GB",
-    "flux1_tempflow": "48 GB",
-    "flux2_dev": "141 GB",
-    "flux2_klein": "48 GB",
-    "flux2_klein_edit": "48 GB",
-    "flux3_klein": "48 GB",
-    "hunyuan_video15_480p": "48 GB",
-    "janus_pro_1b_grpo": "48 GB",
-    "ltx2": "80 GB",
-    "ltx2_i2v": "80 GB",
-    "qwen25_vl_3b_grpo": "80 GB",
-    "qwen_05b_given_dpo": "48 GB",
-    "qwen_05b_grpo": "48 GB",
-    "qwen_05b_ppo": "48 GB",
-    "qwen_05b_sft": "48 GB",
-    "qwen_7b_grpo": "80 GB",
-    "qwen_image": "80 GB",
-    "qwen_image21": "48 GB",
-    "qwen_image_edit": "80 GB",
-    "qwen_image_edit_plus": "80 GB",
-    "qwen_image_enhancer": "141 GB",
-    "qwen_image_nft": "80 GB",
-    "qwen_image_sft": "80 GB",
-    "qwen_image_tempflow": "80 GB",
-    "sana_1_6b": "24 GB",
-    "sana_video_2b": "24 GB",
-    "sd15_ddpo": "24 GB",
-    "sd15_given_dpo": "24 GB",
-    "sd15_refl": "48 GB",
-    "sd15_sdpo": "24 GB",
-    "sd15_sft": "24 GB",
-    "sd35_awm": "48 GB",
-    "sd35_crd": "80 GB",
-    "sd35_dgpo": "80 GB",
-    "sd35_dpo": "24 GB",
-    "sd35_dppo": "48 GB",
-    "sd35_fdfo": "48 GB",
-    "sd35_gardo": "80 GB",
-    "sd35_guard": "80 GB",
-    "sd35_medium": "80 GB",
-    "sd35_mixgrpo": "48 GB",
-    "sd35_nft": "48 GB",
-    "sd35_opd": "48 GB",
-    "sd35_ram": "48 GB",
-    "sd35_reward_gradient": "80 GB",
-    "sd35_sft": "24 GB",
-    "sd35_v_grpo": "48 GB",
-    "sdxl_ddpo": "24 GB",
-    "sdxl_given_dpo": "48 GB",
-    "sdxl_sft": "48 GB",
-    "wan21_1_3b": "24 GB",
-    "wan21_flash": "24 GB",
-    "wan22_a14b": "141 GB",
-    "wan22_first_frame": "48 GB",
-    "wan22_ti2v_5b": "48 GB",
-    "z_image_turbo": "24 GB",
-}
+#: The smallest GPU for a preset of a published model, as estimated in docs/gpus.md; the others run on a CPU.
+_GPU = re.compile(r"^# GPU: (.+)$", re.MULTILINE)
 #: The command of a comment in a checkout, and elsewhere.
 _COMMAND = ("flowmill run configs/", "flowmill run ")
 _PROMPTS = re.compile(r"prompts/[\w.-]+")
@@ -89,7 +25,8 @@ def presets() -> tuple[str, ...]:
 
 def preset_gpu(name: str) -> str:
     """Return the memory of the smallest GPU that a preset fits, or 'CPU'."""
-    return _GPUS.get(name, "CPU")
+    gpu = _GPU.search(preset_text(name))
+    return "CPU" if gpu is None else gpu[1]
 
 
 def preset_line(name: str) -> str:
@@ -108,7 +45,7 @@ def preset_comment(name: str) -> str:
     for line in preset_text(name).splitlines():
         if not line.startswith("#"):
             break
-        if not line.startswith(("#   ", "# source:", "# deviates:")):
+        if not line.startswith(("#   ", "# GPU:", "# source:", "# deviates:")):
             comment.append(line.removeprefix("# "))
     return " ".join(comment)
 

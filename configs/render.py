@@ -17,6 +17,8 @@ class TurnsSection(Section):
     A sample is the whole conversation; training leaves out the tokens that the language model did not choose.
     """
 
+    removed: ClassVar[Mapping[str, str]] = {"returns": "The rewards of a sample's last turn are trained on. Remove it."}
+    former_later: ClassVar[Mapping[str, Any]] = {"returns": "last"}
     count: int = Field(2, ge=2, le=16)
     """Most texts of a sample."""
     comment: str = "{note} {score}"
@@ -31,9 +33,6 @@ class TurnsSection(Section):
     before remains. None: all samples have ``count`` texts."""
     cost: float = Field(0.0, ge=0)
     """Subtracted from the weighted sum of rewards for every image after the first."""
-    returns: Annotated[Literal["last", "best"], Later()] = "last"
-    """The turn whose rewards are trained on: the last, or the first of those with the highest weighted sum. With best
-    all rewards and monitors score every turn; evaluations score the last image, with which a conversation ends."""
     sees: Annotated[Literal["comments", "images"], Later()] = "comments"
     """With images a vision-language model also sees the images of earlier turns, each before its comment."""
 

@@ -6,20 +6,21 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.metrics.evaluations import finished_evaluations
 from flowmill.tasks.metrics.samples import arrays_of, artifact_table
 from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from PIL.Image import Image
 
     from flowmill.tasks.reports.trace import States
-    from flowmill.tasks.runs.context import RunContext
 
 
 def picture(media: np.ndarray) -> Image | list[Image]:
@@ -33,7 +34,6 @@ class RunReader:
     """The read part of ``flowmill.Run``."""
 
     def __init__(self, context: RunContext, *, trust_store: bool = False) -> None:
-        """Bind to a run."""
         self._context, self._trusted = context, trust_store
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from flowmill.flows.environment import existing_root
 from flowmill.run_reader import RunReader, picture
@@ -15,9 +17,6 @@ from flowmill.storage.maintenance.verify import list_artifacts
 from flowmill.tasks.metrics.samples import artifact_table, check_reader, media_of
 from flowmill.tasks.runs.addresses import find_artifact
 from flowmill.tasks.runs.opening import open_run
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def open(root: str | None = None) -> Store:

@@ -23,7 +23,6 @@ class Progress:
     """A progress bar in the UI, updated at most every few seconds."""
 
     def __init__(self) -> None:
-        """Create the bar at zero."""
         self._id = cast(UUID, create_progress_artifact(0.0, description="epochs"))
         self._last = time.monotonic()
 

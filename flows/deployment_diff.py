@@ -36,7 +36,6 @@ class Change:
     """Whether the change replaces a user's setting and therefore needs confirmation."""
 
     def __str__(self) -> str:
-        """Return the change as one readable line."""
         return f"{self.deployment}: {self.label} {self.before} -> {self.after}"
 
 

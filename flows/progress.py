@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from flowmill.configs.escaping import visible
 from flowmill.configs.human_units import duration
 from flowmill.flows.console import console
-from flowmill.tasks.runs.progress import Reporter
+from flowmill.tasks.runs.progress import Reporter, Silent
 
 
 class Display(Reporter, Protocol):
@@ -32,7 +32,7 @@ def display(*, quiet: bool, epochs: int) -> Display:
     return Bars(epochs) if console.is_terminal else Lines(epochs)
 
 
-class Quiet:
+class Quiet(Silent):
     """Shows nothing."""
 
     def __enter__(self) -> Quiet:
@@ -41,12 +41,6 @@ class Quiet:
 
     def __exit__(self, *error: object) -> None:
         """End."""
-
-    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
-        """Show nothing."""
-
-    def message(self, text: str) -> None:
-        """Show nothing."""
 
 
 class Bars:

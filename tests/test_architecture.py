@@ -132,14 +132,15 @@ def test_every_room_says_what_is_in_it() -> None:
     assert silent == []
 
 
-def test_every_method_of_a_family_has_or_inherits_a_docstring() -> None:
+def test_every_method_of_a_family_stage_or_kind_has_or_inherits_a_docstring() -> None:
     kinds = (FunctionType, classmethod, staticmethod, property)
-    modules = [import_module(f"flowmill.{name}") for name in rooms.modules() if name.startswith("models.policies.")]
+    rooms_of_them = ("models.policies.", "tasks.modalities.", "tasks.stages.")
+    modules = [import_module(f"flowmill.{name}") for name in rooms.modules() if name.startswith(rooms_of_them)]
     classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
     methods = [
         (made, name)
         for made in classes
-        if made.__module__.startswith("flowmill.models.policies.") and not made.__name__.startswith("_")
+        if made.__module__.removeprefix("flowmill.").startswith(rooms_of_them) and not made.__name__.startswith("_")
         for name, value in vars(made).items()
         if isinstance(value, kinds) and not name.startswith("_")
     ]

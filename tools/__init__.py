@@ -1,1 +1,1 @@
-"""Programs that measure, break and compare flowmill: benchmarks, kills, mutants, GPU checks, published settings."""
+"""Programs that measure, break and compare flowmill: benchmarks, kills, GPU checks, published settings."""

@@ -3,8 +3,6 @@
 ``streamlit run`` detects ``app`` in this file's source and serves it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from starlette.middleware import Middleware

@@ -70,7 +70,6 @@ class Commands(TyperGroup):
     """The group of all commands."""
 
     def __init__(self, **settings: Any) -> None:
-        """Put the commands before the groups of Typer."""
         own = {name: Command(name, help=text) for name, text in COMMANDS.items()}
         super().__init__(**{**settings, "commands": {**own, **settings["commands"]}})
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from flowmill.configs.gc_tuning import without_collecting
 from flowmill.configs.human_units import duration, size
+from flowmill.configs.schema import RunConfig
 from flowmill.flows.chained import chained, resolved_config
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.options import AsJson, Config, Overrides
@@ -20,7 +21,6 @@ from flowmill.flows.environment import chosen_root
 from flowmill.flows.requests import PipelineRequest
 
 if TYPE_CHECKING:
-    from flowmill.configs.schema import RunConfig
     from flowmill.tasks.checks.idle_time import Idle
     from flowmill.tasks.checks.try_rewards import ScoringTime
     from flowmill.tasks.modalities.forward_cost import Cost

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from flowmill.configs.errors import ConfigError
-from flowmill.flows.cli.confirmation import confirm
+from flowmill.configs.errors import CancelledError, ConfigError
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.options import Root
 from flowmill.flows.console import console, print_table
@@ -106,3 +106,11 @@ def _print(rows: Sequence[Listed]) -> None:
     for row in rows:
         table.add_row(row.name, row.run, row.config, row.schedule, row.next_start)
     print_table(table, cut=("config", "schedule"))
+
+
+def confirm(question: str, *, unasked: str, declined: str) -> None:
+    """Ask for confirmation on the terminal."""
+    if not sys.stdin.isatty():
+        raise ConfigError(unasked)
+    if not typer.confirm(question):
+        raise CancelledError(declined)

@@ -1,7 +1,5 @@
 """Arguments and options shared by several commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -15,10 +15,10 @@ from flowmill.flows.cli.run import run_flow
 from flowmill.flows.console import console
 from flowmill.flows.environment import existing_root
 from flowmill.flows.requests import ContinueRequest, StageRequest
+from flowmill.storage.layout import ArtifactRef
 
 if TYPE_CHECKING:
     from flowmill.storage.artifacts.commit import ArtifactStore
-    from flowmill.storage.layout import ArtifactRef
 
 
 def stage_command(

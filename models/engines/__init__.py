@@ -12,7 +12,6 @@ from typing import Any
 
 from flowmill.configs.base import Component
 from flowmill.configs.registry import Table, chosen
-from flowmill.configs.schema import RolloutSection
 
 ENGINES = Table(
     {"local": "flowmill.models.engines.local:LocalEngine", "openai": "flowmill.models.engines.openai:OpenAI"},
@@ -45,16 +44,6 @@ def make_chain_engine(section: Component) -> Any:
     sent yet. Raises ConfigError if there is none of this name, or an option is invalid."""
     engine = chosen(CHAIN_ENGINES, section, label="rollout.engine")
     return None if section.name == LOCAL else engine
-
-
-def reach_engines(rollout: RolloutSection) -> None:
-    """Wait until the servers that draw for a rollout answer; raise EngineError if one does not."""
-    engines = [make_chain_engine(rollout.engine)]
-    if rollout.tokens is not None:
-        engines.append(make_engine(rollout.tokens.engine))
-    for engine in engines:
-        if hasattr(engine, "reach"):
-            engine.reach()
 
 
 def engine_identity(section: Component) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The default engine of chains: the policy in this process."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

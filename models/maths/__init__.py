@@ -3,8 +3,6 @@
 The tables name the components a config may choose. They import no torch, so that options can be read without it.
 """
 
-from __future__ import annotations
-
 from flowmill.configs.registry import Table
 
 KERNELS = Table(

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import moved
 from flowmill.models.maths.conditioning import Conditioning, GivesVelocity
 from flowmill.models.maths.sampling import Sampler, grid_at
 from flowmill.models.maths.schedules import Steps
 from flowmill.models.maths.transitions import ODE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import moved
 from flowmill.models.maths.tokens import draw
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Finish = Literal["eos", "length", "stop"]
 

@@ -7,13 +7,9 @@ Legend: R rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from torch.nn.functional import logsigmoid
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def bradley_terry(difference: Tensor, preferred: Tensor) -> Tensor:

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.transitions import expand, predictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def flow_sigma(alpha_bar: Tensor) -> Tensor:
@@ -70,11 +68,9 @@ class Prediction(Protocol):
 
     def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
         """Return eps - x0, (B, ...)."""
-        ...
 
     def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
         """Return the model's prediction, (B, ...), for a velocity of flow latents at (B,) sigmas."""
-        ...
 
 
 class Epsilon:

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import moved
 from flowmill.models.maths.conditioning import Conditioning, GivesVelocity
 from flowmill.models.maths.schedules import Steps
 from flowmill.models.maths.solvers import Solver
 from flowmill.models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +110,6 @@ def rescore(
     Bitwise equal to the result of ``sample`` if it drew the chains in a batch of the same size.
 
     Args:
-        policy: the policy.
         conditioning: B rows.
         chains: (B, N, ...) float32 latents.
         states: the steps of each row's latents, [N]; those that its plan stores, and T.

@@ -52,7 +52,6 @@ class Plan(Protocol):
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the steps of one group in an epoch (from 1); equal arguments give equal steps."""
-        ...
 
 
 class DrawnPerSample:

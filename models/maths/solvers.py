@@ -3,14 +3,12 @@ Legend: B rows, ... latent dims. Conventions as in ``flowmill.models.maths.trans
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.transitions import ODE, Grid, expand, predictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Solver(Protocol):
@@ -18,11 +16,9 @@ class Solver(Protocol):
 
     def advance(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Tensor:
         """Return the (B, ...) latents after the step; steps come in order."""
-        ...
 
     def forget(self) -> None:
         """Clear the memory: noise was added since the last step."""
-        ...
 
 
 class Euler:

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import moved, widened
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Widths of training batches are multiples of this: a row's log-probs are then bitwise independent of its neighbors.
 WIDTH = 16

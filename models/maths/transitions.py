@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeAlias
+from typing import Annotated, ClassVar, Protocol, TypeAlias
 
 import torch
 from pydantic import PositiveFloat
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 #: Noise option of a kernel.
 Noise: TypeAlias = Annotated[PositiveFloat, "Use sampler 'ode' for no noise."]
@@ -74,11 +72,9 @@ class Kernel(Protocol):
     @property
     def stochastic(self) -> bool:
         """True when the step has noise, hence a log-prob."""
-        ...
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the distribution of the next latents for (B, ...) latents and velocity."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ class LanguageModelMemory(NamedTuple):
     config: Any
     """Config of transformers."""
     settings: PolicySettings
-    """Settings of the policy."""
     lora: LoraSpec | None
     """Adapters; None: all weights are trained."""
     critic: PolicySettings | None = None

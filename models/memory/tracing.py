@@ -67,7 +67,6 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and record its outputs."""
         inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
@@ -95,7 +94,6 @@ def traced(fakes: FakeTensorMode, *, layouts: bool = False) -> Iterator[PeakMemo
     """Count allocations inside the context, on fake tensors, with CUDA's autocast rules.
 
     Args:
-        fakes: the mode of the fake tensors.
         layouts: tensors that depend on sizes alone keep their content.
     """
     with fakes, CudaCasts(), WholeMasks(), KnownLayouts() if layouts else nullcontext(), PeakMemory() as memory:

@@ -4,8 +4,6 @@ A new family is one file here with a class derived from ``pipeline.PipelinePolic
 of ``flowmill.configs.model_families.FAMILIES``.
 """
 
-from __future__ import annotations
-
 from flowmill.configs.model_families import FAMILIES
 from flowmill.configs.registry import Table
 

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model import QuantizeSection
@@ -19,9 +20,6 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.policies.tokenization import Reader
 from flowmill.models.weights.quantized import compute_dequantized
 from flowmill.models.weights.stored_weights import StoredWeights
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from flowmill.configs.registry import build
 from flowmill.configs.schema import RunConfig
@@ -57,8 +58,6 @@ from flowmill.models.weights.quantized import quantization_config
 from flowmill.models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from flowmill.models.maths.shared_prompts import SharedPrompts
     from flowmill.models.policies.pictures import Pictures
 

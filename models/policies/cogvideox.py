@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import ClipLengths
@@ -23,9 +24,6 @@ from flowmill.models.policies.diffusion import DiffusionSettings, Images
 from flowmill.models.policies.pipeline import Modules, Rows
 from flowmill.models.policies.pipeline_configs import Fields, whole
 from flowmill.models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Every published schedule starts from pure noise and ends without noise; the two schedulers have the same options.
 _SCHEDULE = Fields(
@@ -72,7 +70,6 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check that the transformer takes single latent frames."""
         index = super().check_folder(folder, settings)
         with whole(folder):
             config = read_json(folder / "transformer" / "config.json")
@@ -110,7 +107,6 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         return {"prompt_embeds": embeds}
 
     def noise_size(self) -> tuple[int, ...]:
-        """Return number of frames, height and width."""
         return self.settings.frames, self.settings.height, self.settings.width
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:

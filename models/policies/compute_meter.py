@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from flowmill.models.devices import device_name
 from flowmill.models.policies.attention_masks import WholeMasks
 from flowmill.models.weights.stored_weights import on_meta
-
-if TYPE_CHECKING:
-    from torch import nn
 
 #: Dense peak of matrix products in half precision by words of a device's name, FLOP/s, as the manufacturers state it.
 #: The first entry whose words are all in the name counts.

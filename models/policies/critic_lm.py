@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_transformers
@@ -22,8 +22,6 @@ from flowmill.models.weights.lora import LoraSpec, insert_adapters, within
 from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.maths.shared_prompts import SharedPrompts
 
 #: The trained module by its name.

@@ -10,10 +10,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveInt
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.option_types import Share
@@ -24,9 +25,6 @@ from flowmill.models.maths.preserving import PREDICTIONS, Preserving, clean_ends
 from flowmill.models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows
 from flowmill.models.policies.pipeline_configs import DISCRETE, Fields, read_index, scheduler_of, whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from flowmill.models.policies.nan_checks import pixels
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 #: Largest decoder output, relative to [-1, 1], whose gradient is preserved: a power of two, so that scaling is exact.
 _HEADROOM = 16.0
@@ -35,7 +33,6 @@ class DecodingPolicy(DiffusionPolicy):
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def move_decoder(self, device: torch.device) -> None:
-        """Move decoders, except those on the meta device."""
         for module in (getattr(self.pipeline, name) for name in self.decoder_names):
             first = None if module is None else next(module.parameters())
             # Called in every stage: without a move, this avoids walking hundreds of modules.

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
@@ -20,9 +21,6 @@ from flowmill.models.policies.base import Policy, PolicySettings
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.trainable import Trainable
 from flowmill.models.weights.lora import LoraSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +139,6 @@ class DiffusionPolicy(Policy):
 
     @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:
-        """The denoisers, and the autoencoder where samples are decoded."""
         return frozenset({Part.DENOISER, Part.VAE} if config.rollout.media.decodes else {Part.DENOISER})
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableDenoiser:

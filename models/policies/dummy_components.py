@@ -64,7 +64,6 @@ class TextProcessor(transformers.ProcessorMixin):
         return [written] if options.get("tokenize") else written
 
     def __call__(self, text: Any, **options: Any) -> Any:
-        """Return the tokens of texts."""
         return self.tokenizer(text, **options)
 
 
@@ -82,7 +81,6 @@ class TextImageProcessor(TextProcessor):
 
     @classmethod
     def load(cls, folder: Path) -> TextImageProcessor:
-        """Load both from a processor's folder."""
         images = load_pretrained(transformers.Qwen2VLImageProcessorPil, folder, label="model.path")
         return cls(images, load_pretrained(transformers.AutoTokenizer, folder, label="model.path"))
 
@@ -111,7 +109,6 @@ class Unread(TextProcessor):
         super().__init__(self)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Return no tokens."""
         return [[]]
 
     def encode(self, text: str) -> list[int]:

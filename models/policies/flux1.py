@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
 from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Flux1(PipelinePolicy):
@@ -83,7 +81,6 @@ class Flux1(PipelinePolicy):
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return packed latents."""
         return self.packed(self.encode_scaled(media))
 
     def packed(self, latents: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.image_files import within
@@ -26,9 +27,6 @@ from flowmill.models.policies.reference_images import (
     tokens_of,
 )
 from flowmill.models.policies.tokenization import Reader, as_message
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Pixels to which the pipeline scales larger images down, and the minimum of their sides.
 _PIPELINE_AREA, _SMALLEST = 1024 * 1024, 64
@@ -113,7 +111,6 @@ class Flux2(Flux1):
         return self.decode_normalized(latents, self.grid(), self.pipeline._unpatchify_latents)
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return normalized tokens."""
         return self.encode_normalized(media, self.pipeline._patchify_latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

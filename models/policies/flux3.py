@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.models.image_files import within
 from flowmill.models.policies.diffusion import PipelineCall
@@ -32,10 +33,6 @@ from flowmill.models.policies.reference_images import (
     tokens_of,
 )
 from flowmill.models.policies.tokenization import Reader, as_message
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Tokens of the smallest image, to which smaller ones are padded.
 _LEAST = 16
@@ -137,7 +134,6 @@ class Flux3(ModularPolicy):
         return self.decode_normalized(latents, self.grid(), self.step("decode")._unpatchify_latents)
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return normalized tokens."""
         from diffusers import Flux2Pipeline
 
         return self.encode_normalized(media, Flux2Pipeline._patchify_latents)

@@ -141,7 +141,6 @@ class FolderPolicy(DecodingPolicy):
 
     @property
     def denoisers(self) -> dict[str, Any]:
-        """The denoisers the folder has."""
         modules = {name: getattr(self.pipeline, name, None) for name in self.denoiser_names}
         return {name: module for name, module in modules.items() if module is not None}
 

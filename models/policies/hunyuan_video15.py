@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.models.library_loading import read_json
 from flowmill.models.policies.clips import ClipPolicy
@@ -21,9 +22,6 @@ from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
 from flowmill.models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider, check_velocities
 from flowmill.models.policies.tokenization import Reader
 from flowmill.models.weights.lora_files import save_lora
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Tokens that the pipeline reads, and tokens of its template, which it drops.
 _LENGTH, _TEMPLATE = 1000, 108

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.hunyuan_video15 import HunyuanVideo15
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class HunyuanVideo15ImageToVideo(HunyuanVideo15):

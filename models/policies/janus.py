@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
@@ -36,8 +37,6 @@ from flowmill.models.weights.lora import LoraSpec, within
 from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from flowmill.models.maths.shared_prompts import SharedPrompts
 
 JANUS = LanguageModels(
@@ -125,19 +124,16 @@ class Janus(CausalLM):
         return TrainableJanus(self, lora, seed=seed)
 
     def save_reader(self, folder: Path) -> None:
-        """Write the processor's files, with the tokenizer's."""
         super().save_reader(folder)
         for file in self.files:
             (folder / file.name).write_bytes(file.read_bytes())
 
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The language model's layers."""
         return tuple(name for name in block_lists(self.model) if not within(name, _UNUSED))
 
     @property
     def entered(self) -> list[nn.Module]:
-        """Parts of tokens of images."""
         return [_core(self.model).generation_aligner, _core(self.model).generation_head]
 
     @property
@@ -152,7 +148,6 @@ class Janus(CausalLM):
 
     @property
     def vocabulary(self) -> int:
-        """V + K."""
         return self.texts + int(self.model.config.vq_config.num_embeddings)
 
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.maths.shared_prompts import SharedPrompts
 
 #: Classes without a position argument whose attention depends on distances only, so that padding has no effect.

@@ -13,11 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import ClipLengths
@@ -31,9 +32,6 @@ from flowmill.models.policies.nan_checks import waves
 from flowmill.models.policies.pipeline import Modules, Rows
 from flowmill.models.policies.pipeline_configs import FLOW, Fields
 from flowmill.models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The pipeline's defaults for a scheduler's bounds.
 _BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
@@ -139,7 +137,6 @@ class LTX2(ClipPolicy):
         return torch.cat(parts, dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer with the tokens of both media."""
         clip, sound = self.apart(latents)
         (frames, height, width), time = self._shape(), sigma * 1000
         seen, heard = modules["transformer"](
@@ -187,7 +184,6 @@ class LTX2(ClipPolicy):
 
     @property
     def sound_form(self) -> SoundForm:
-        """The sound that the latents span."""
         pipeline, channels = self.pipeline, self.pipeline.audio_vae.config.in_channels
         unit = pipeline.audio_vae_temporal_compression_ratio * pipeline.audio_hop_length
         return SoundForm(rate=pipeline.audio_sampling_rate, channels=channels, length=self._sound_length() * unit)
@@ -270,7 +266,6 @@ class LTX2(ClipPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: LTX2Options) -> None:
-        """Check that the connectors support the length of text."""
         config = read_json(folder / "connectors" / "config.json")
         for stream in ("video", "audio"):
             unit = config.get(f"{stream}_connector_num_learnable_registers")

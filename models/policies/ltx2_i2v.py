@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
 from pydantic import Field
+from torch import Tensor
 
 from flowmill.configs.extras import require_extra
 from flowmill.models.maths.conditioning import Conditioning
@@ -21,9 +22,6 @@ from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.ltx2 import LTX2, LTX2Options
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

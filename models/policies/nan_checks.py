@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError, SamplingError
 from flowmill.models.policies.diffusion import DiffusionPolicy
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:

@@ -1,7 +1,5 @@
 """The parts of a model that are loaded apart from each other."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -24,7 +24,6 @@ from flowmill.configs.registry import option_names
 from flowmill.models.maths.conditioning import Conditioning, Guided
 from flowmill.models.maths.guidance import guided
 from flowmill.models.policies.attention import set_attention
-from flowmill.models.policies.compilation import compile_blocks
 from flowmill.models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from flowmill.models.policies.folder_policy import FolderPolicy
 from flowmill.models.policies.tokenization import cut_notes
@@ -32,6 +31,7 @@ from flowmill.models.text.chat_templates import guard_template
 from flowmill.models.text.control_tokens import as_text, first_mark
 from flowmill.models.weights.lora_files import save_lora
 from flowmill.models.weights.lora_start import pipeline_adapter
+from flowmill.models.weights.sharding import units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,3 +281,15 @@ class PipelinePolicy(FolderPolicy):
             set_attention(module, self.settings.attention)
         if self.settings.compile:
             compile_blocks(module, self.blocks)
+
+
+def compile_blocks(module: Any, blocks: Sequence[str]) -> None:
+    """Compile a denoiser's blocks in place: those that diffusers declares as repeated, else those in the named lists.
+    Compiled code is stored in torch's disk cache (``TORCHINDUCTOR_CACHE_DIR``) for later processes."""
+    # A block has a graph with gradient and one without, with and without adapters, and some blocks differ.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    if module._repeated_blocks:
+        module.compile_repeated_blocks()
+        return
+    for block in units(module, blocks):
+        block.compile()

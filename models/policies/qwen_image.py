@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.maths.guidance import norm_preserving_guided
 from flowmill.models.policies.flux1 import Flux1
 from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
 from flowmill.models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: ``prompt_template_encode`` of QwenImagePipeline, with 34 tokens before the prompt.
 _TEMPLATE = (
@@ -95,5 +93,4 @@ class QwenImage(Flux1):
         return self.decode_standardized(spatial)[:, :, 0]
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return packed latents of a clip of one frame."""
         return self.packed(self.encode_standardized(media[:, :, None])[:, :, 0])

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.diffusion import PipelineCall
@@ -31,10 +32,6 @@ from flowmill.models.policies.reference_images import (
     room_of,
     tokens_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Sides of images are rounded to multiples of 32 pixels, so that each may grow by half of that.
 _ROUNDING = 16
@@ -145,7 +142,6 @@ class QwenImage21(PipelinePolicy):
         return predicted[:, -tokens:]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents without the fourth channel, transparency."""
         settings, vae = self.settings, self.pipeline.vae
         size = (settings.height, settings.width, self.pipeline.vae_scale_factor)
         spatial = self.pipeline._unpack_latents(latents, *size).to(vae.dtype)
@@ -154,7 +150,6 @@ class QwenImage21(PipelinePolicy):
         return images[:, :3, 0]
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return packed latents of opaque images."""
         latents = self.likeliest(torch.cat([media, torch.ones_like(media[:, :1])], dim=1)[:, :, None])
         mean, std = self._moments(latents)
         spatial = (latents - mean) / std

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.models.policies.diffusion import PipelineCall
 from flowmill.models.policies.parts import Part
@@ -26,9 +27,6 @@ from flowmill.models.policies.reference_images import (
     room_of,
     tokens_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024

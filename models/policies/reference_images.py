@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.pipeline import Rows
 
 if TYPE_CHECKING:
     from PIL import Image
-    from torch import Tensor
 
 #: Maximum ratio of an image's longer side to its shorter side.
 MOST_RATIO = 8

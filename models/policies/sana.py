@@ -12,10 +12,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.clips import ClipPolicy
@@ -23,9 +24,6 @@ from flowmill.models.policies.euler_grid import EulerGridPolicy
 from flowmill.models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from flowmill.models.policies.pipeline_configs import DPM_FLOW, Fields
 from flowmill.models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,6 @@ class Sana(EulerGridPolicy):
         return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return scaled latents."""
         return self.likeliest(media) * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
 
     def more_arguments(self, steps: int) -> dict[str, Any]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowmill.models.policies.ddim import UNetPolicy
 from flowmill.models.policies.diffusion import Images
 from flowmill.models.policies.pipeline import Rows
 from flowmill.models.policies.pipeline_configs import Fields
 from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SD15(UNetPolicy):

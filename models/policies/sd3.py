@@ -6,19 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.models.library_loading import read_json
 from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
 from flowmill.models.policies.pipeline_configs import FLOW, Fields
 from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from flowmill.models.policies.ddim import UNetPolicy
 from flowmill.models.policies.diffusion import Images, PipelineCall
@@ -20,9 +21,6 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import Rows
 from flowmill.models.policies.pipeline_configs import DISCRETE, Fields
 from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _DDIM = DISCRETE["DDIMScheduler"]
 #: This pipeline clips if its scheduler's config says so.

@@ -14,20 +14,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.folders import files_below
 from flowmill.models.library_loading import read_json
 from flowmill.models.policies.pipeline_index import in_folder, index_file, portable_index
 from flowmill.models.weights.stored_weights import weight_files
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Suffixes of component files to copy: no pickles and no notes.
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja")

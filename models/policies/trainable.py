@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import CorruptError
 from flowmill.models.policies.base import Policy
@@ -17,9 +16,6 @@ from flowmill.models.weights.lora import LoraSpec, add_lora, use_adapters, withi
 from flowmill.models.weights.merging import Merged
 from flowmill.models.weights.quantized import check_trains
 from flowmill.models.weights.sharding import Sharding, exchange, gather, scatter, whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Trainable:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import FAMILIES
@@ -29,9 +30,6 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pictures import CACHED_BYTES, Pictures, arguments_of, pictures_of
 from flowmill.models.policies.sized_cache import SizedCache
 from flowmill.models.weights.lora import within
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 VISION = LanguageModels(
     policy="vision_lm",
@@ -85,7 +83,6 @@ class VisionLM(CausalLM):
 
     @classmethod
     def check_model(cls, folder: Path, model: Any) -> None:
-        """Check that a folder's model can be sampled and trained; raise ConfigError."""
         check_causal(folder, model)
         if model.config.model_type not in _TESTED:
             raise ConfigError(
@@ -126,7 +123,6 @@ class VisionLM(CausalLM):
         )
 
     def save_reader(self, folder: Path) -> None:
-        """Write the processor's files, with the tokenizer's."""
         super().save_reader(folder)
         assert self.pictures is not None
         for file in self.pictures.files:
@@ -134,12 +130,10 @@ class VisionLM(CausalLM):
 
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The language model's layers."""
         return tuple(name for name in block_lists(self.model) if not within(name, _TOWERS))
 
     @property
     def entered(self) -> list[nn.Module]:
-        """The parts that encode images."""
         return [part for name, part in _core(self.model).named_children() if name in _TOWERS]
 
     def first_position(self, prompt: Sequence[int]) -> int:

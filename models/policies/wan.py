@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.extras import require_extra
@@ -26,9 +27,6 @@ from flowmill.models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from flowmill.models.policies.pipeline_configs import Fields
 from flowmill.models.policies.tokenization import Reader
 from flowmill.models.weights.lora_files import save_lora
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from flowmill.configs.errors import PromptError
 from flowmill.models.library_loading import read_json
@@ -26,9 +27,6 @@ from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import Rows
 from flowmill.models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class _ImageToVideo(Wan):

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.option_types import PositiveShare
@@ -22,9 +23,6 @@ from flowmill.models.maths.transitions import expand
 from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.wan import Wan, WanOptions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

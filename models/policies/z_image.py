@@ -6,17 +6,15 @@ The guidance scale is one more than in the pipeline, where 0 turns it off, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from flowmill.models.policies.diffusion import Images
 from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 from flowmill.models.policies.tokenization import Reader, as_message
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ZImage(PipelinePolicy):

@@ -18,4 +18,3 @@ class Builder(Protocol):
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a diffusers folder; ``report`` is called after each step."""
-        ...

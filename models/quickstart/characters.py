@@ -7,15 +7,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAD, BOS, EOS = 0, 1, 2
 _BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3
@@ -76,7 +74,6 @@ def train_until(
     """Train a model in place until it is good enough.
 
     Args:
-        model: the model.
         loss: returns the loss of the next batch.
         good: whether the model is good enough after a step.
         most: maximum number of steps.

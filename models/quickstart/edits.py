@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.flux1 import Flux1Kontext
@@ -19,9 +19,6 @@ from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
 from flowmill.models.quickstart.pretrain import as_pixels, noised, normalized_latents, train_autoencoder, train_flow
 from flowmill.models.quickstart.tiny import build_tiny
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Texts by mark, side and digit.
 _TEXTS = [edit_text(digit, right, stays) for stays in STAYS for right in (False, True) for digit in "0123456789"]

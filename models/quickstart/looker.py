@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
@@ -27,9 +28,6 @@ from flowmill.models.quickstart.characters import (
 )
 from flowmill.models.quickstart.corpus import digit_pairs
 from flowmill.models.quickstart.vision import image_processor, tiny_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ACCEPTS = "."
 _CHARACTERS = Characters(

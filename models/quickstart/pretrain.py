@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.models.quickstart.base import Report
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, StableDiffusion3Pipeline
-    from torch import Tensor
 
 _BATCH = 64
 _VAE_BATCH = 32

@@ -7,9 +7,9 @@ import string
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
@@ -25,9 +25,6 @@ from flowmill.models.quickstart.characters import (
     llama,
     train_until,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _CHARACTERS = Characters(string.ascii_lowercase + string.digits + ' "')
 _SCORED = Characters(_CHARACTERS.characters + ".")

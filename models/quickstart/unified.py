@@ -3,24 +3,20 @@ Legend: N images, B rows, D width of codes, K codebook, T tokens of an image."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import BOS, EOS, PAD, Characters
 from flowmill.models.quickstart.corpus import digit_pairs
 from flowmill.models.quickstart.pretrain import update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import Tensor, nn
 
 _SPECIAL: Mapping[str, str] = {
     "boi_token": "<begin_of_image>",

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
@@ -29,9 +30,6 @@ from flowmill.models.quickstart.characters import (
     train_until,
 )
 from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Prompts that ask for the digits, for their sum, and for an edit that copies the left digit to the right, or back.
 READ, ADD, RIGHT, LEFT = "=", "+", ">", "<"

@@ -4,8 +4,6 @@ A new reward is one file here with a class that implements ``base.Reward``, and 
 function anywhere on the Python path works as "my_module:my_reward" without an entry in the table.
 """
 
-from __future__ import annotations
-
 from flowmill.configs.registry import Table
 
 #: Parameters of a reward function before its options: media, prompts, metadata.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jinja2 import TemplateError
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.rewards.device_placement import settled
@@ -17,9 +17,6 @@ from flowmill.models.rewards.pretrained import load_pretrained
 from flowmill.models.rewards.weight_files import WeightsFile
 from flowmill.models.text.chat_templates import render_chat
 from flowmill.models.text.control_tokens import as_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PROMPT = "{text_prompt}"
 #: Side in pixels of the square that becomes one token.

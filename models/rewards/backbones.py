@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveInt
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
+from flowmill.configs.model import LoraSection
 from flowmill.models.policies.language_model_folders import end_tokens
 from flowmill.models.rewards.clip import ClipEmbeddings
 from flowmill.models.rewards.device_placement import settled
@@ -27,11 +28,6 @@ from flowmill.models.rewards.text import SequenceClassification
 from flowmill.models.text.continuations import appended_ends, part_ids
 from flowmill.models.text.control_tokens import as_texts
 from flowmill.models.weights.lora import LoraSpec, add_lora, block_layers
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flowmill.configs.model import LoraSection
 
 Judged = Literal["images", "latents", "texts"]
 """Media that people judged."""
@@ -46,23 +42,18 @@ class RewardBackbone(Protocol):
     @property
     def network(self) -> nn.Module | None:
         """Its pretrained model, on which adapters can be trained; None: it has none."""
-        ...
 
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, ...) float32 inputs of B samples as stored, and their prompts; adapters alone get a gradient."""
-        ...
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return the same with a gradient, of (B, 3, H, W) images of about 0 to 1, or of (B, ...) latents."""
-        ...
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return new layers for such inputs, with K outputs, drawn from torch's generator."""
-        ...
 
     def shares(self, prompts: Sequence[str]) -> Tensor:
         """Return (B, K) float32: the shares of the K outputs in the score; that of the first is 1."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -77,7 +77,6 @@ class Reward(Protocol):
         A reward that needs references gets a fourth argument: the source images of each of the B prompts, in order,
         read-only (H, W, 3) uint8 arrays of any size.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.path_types import ModelPlace
 from flowmill.models.rewards.base import Metadata, Needs, Scores
@@ -16,9 +16,6 @@ from flowmill.models.rewards.device_placement import settled
 from flowmill.models.rewards.pretrained import Pretrained
 from flowmill.models.rewards.sizes import BYTES, Takes
 from flowmill.models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Sample rate of published models, in Hz.
 _RATE = 48_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.path_types import ColumnFolderPlace, FilePlace, ModelPlace
 from flowmill.models.image_files import open_picture
@@ -20,9 +20,6 @@ from flowmill.models.rewards.pretrained import Encoding, load_pretrained
 from flowmill.models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from flowmill.models.rewards.weight_files import WeightsFile
 from flowmill.models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CLIP_L = "openai/clip-vit-large-patch14"
 #: Divisors of the scaled cosines, by reward and convention.

@@ -9,18 +9,16 @@ Legend: B rows, H W image pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import RewardError
 from flowmill.configs.exits import is_interruption
 from flowmill.models.rewards.base import Batch, Metadata
 from flowmill.models.rewards.errors import describe, log_traceback
 from flowmill.models.rewards.returned import described
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Pillow's number of bicubic interpolation, which image processors name.
 _BICUBIC = 3
@@ -38,7 +36,6 @@ class Differentiable(Protocol):
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
         """
-        ...
 
 
 def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> bool:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.models.quickstart.corpus import real_digits
 from flowmill.models.rewards.base import Metadata, Needs, Scores, quoted_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _UPDATES, _ROWS, _NOISE = 400, 256, 0.1
 

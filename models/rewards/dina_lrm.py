@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, PositiveInt
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from flowmill.configs.errors import ConfigError
@@ -32,9 +32,6 @@ from flowmill.models.rewards.pretrained import downloaded
 from flowmill.models.rewards.sizes import BYTES, Takes
 from flowmill.models.rewards.weight_files import WeightsFile
 from flowmill.models.weights.pretrained_loading import load_adapter_config
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _NAME = "dina_lrm"
 #: Side in pixels of the pipeline's images; none are generated here.

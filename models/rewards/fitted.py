@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model import LoraSection
@@ -22,9 +22,6 @@ from flowmill.models.rewards.backbones import add_adapters
 from flowmill.models.rewards.base import Needs, Scores
 from flowmill.models.rewards.latents import read_layers
 from flowmill.models.rewards.weight_files import WeightsFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The files of a fitted reward.
 ABOUT, HEAD, ADAPTERS = "reward.json", "head.safetensors", "adapter.safetensors"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.path_types import ModelPlace
@@ -22,9 +22,6 @@ from flowmill.models.devices import chosen_device, local_rank
 from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
 from flowmill.models.rewards.pretrained import load_pretrained
 from flowmill.models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 _TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")

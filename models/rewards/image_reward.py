@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.configs.path_types import FilePlace, ModelPlace
 from flowmill.models.devices import chosen_device, local_rank
@@ -19,9 +20,6 @@ from flowmill.models.rewards.pretrained import load_pretrained
 from flowmill.models.rewards.sizes import Takes, transformer_takes
 from flowmill.models.rewards.weight_files import WeightsFile
 from flowmill.models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Mean and standard deviation of ImageReward's scores on its own data (``ImageReward.py``).
 _MEAN, _STD = 0.16717362830052426, 1.0333394966054072

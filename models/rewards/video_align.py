@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from flowmill.configs.errors import ConfigError
@@ -20,9 +21,6 @@ from flowmill.models.rewards.answer_parsing import TOKEN, Backbone, read_instruc
 from flowmill.models.rewards.base import Metadata, Needs, Scores
 from flowmill.models.rewards.pretrained import Encoding
 from flowmill.models.rewards.weight_files import WeightsFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ASPECTS = ("VQ", "MQ", "TA")
 _MARKS = [f"<|{aspect}_reward|>" for aspect in ASPECTS]

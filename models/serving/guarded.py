@@ -31,7 +31,6 @@ class RefusedRequest(Exception):
     """A request that is refused, with a status code and the reason."""
 
     def __init__(self, status: int, text: str) -> None:
-        """Bind to both."""
         super().__init__(text)
         self.status = status
 

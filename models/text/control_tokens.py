@@ -114,7 +114,6 @@ def split_end(tokenizer: Any, text: str, ends: Mapping[str, int]) -> tuple[str, 
 
     Args:
         tokenizer: the model's tokenizer.
-        text: the text.
         ends: ids of end tokens by their texts.
     """
     words = text.rstrip()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.models.weights.sharding import local
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Ema:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.weights.quantized import dequantized, is_quantized
 from flowmill.models.weights.sharding import local
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def check_finite(loaded: Any, label: str) -> None:

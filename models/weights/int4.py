@@ -10,18 +10,15 @@ Legend: O I outputs and inputs of a layer, G groups of inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchao.core.config import AOBaseConfig
 from torchao.quantization import MappingType
 from torchao.quantization import quant_primitives as primitives
 from torchao.quantization.transform_module import register_quantize_module_handler
 from torchao.utils import TorchAOBaseTensor
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Inputs that share a scale and a zero point.
 GROUP = 64

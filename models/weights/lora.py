@@ -7,15 +7,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from flowmill.configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,16 +4,14 @@ Legend: N rows and tokens, I O inputs and outputs of a layer, R rank."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from flowmill.models.weights.lora import is_transposed
 from flowmill.models.weights.quantized import is_quantized
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 #: Default adapter name of diffusers.
 _NAME = "default"

@@ -13,18 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.extras import require_extra
 from flowmill.models.library_loading import read_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Inputs that share a scale: of ``flowmill.models.weights.int4``, which needs torchao, and of bitsandbytes.
 _GROUP, _BLOCK = 64, 64

@@ -6,17 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError, CorruptError
 from flowmill.models.library_loading import read_weight_index
 from flowmill.models.weights.finite import check_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: File names of a component in diffusers and transformers; several files have an index next to them.
 _NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")

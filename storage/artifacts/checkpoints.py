@@ -74,7 +74,6 @@ def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -
     """Yield (folder, problem) of every checkpoint that differs from its record.
 
     Args:
-        store: the store.
         ref: the policy.
         deep: compare every byte instead of sizes only.
     """

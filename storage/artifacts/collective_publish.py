@@ -23,11 +23,9 @@ class ProcessGroup(Protocol):
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        ...
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in order of rank; all must call it together."""
-        ...
 
 
 class SingleProcess:
@@ -53,7 +51,6 @@ def publish(
         root: target root.
         folder: this process's files.
         place: returns the target path, from the files of all processes.
-        company: the process group.
         hashed: entries of files whose checksums were computed while they were written.
 
     Returns:

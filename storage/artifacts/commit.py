@@ -146,7 +146,6 @@ class ArtifactStore:
         """Publish a folder of finished files as one shard and create its record.
 
         Args:
-            ref: the artifact.
             shard: name of the shard.
             folder: the files.
             rows: number of rows in them.
@@ -185,7 +184,6 @@ class ArtifactStore:
         """Return the manifest of an artifact of one shard; missing parts are written now.
 
         Args:
-            ref: the artifact.
             shard: name of its shard.
             write: writes the files into an empty folder, and returns the number of rows and figures of them.
             origin: stage, stage_version, options and inputs of the manifest.
@@ -207,7 +205,6 @@ class ArtifactStore:
         """Write the manifest after every planned shard is committed.
 
         Args:
-            ref: the artifact.
             shards: every planned shard, in order.
             summary: figures of the whole content.
             origin: stage, stage_version, options and inputs of the manifest.

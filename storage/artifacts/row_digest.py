@@ -19,7 +19,6 @@ class Contents:
     """The sum of the hashes of the rows added so far."""
 
     def __init__(self) -> None:
-        """Start without rows."""
         self._sum = 0
 
     def add(self, plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

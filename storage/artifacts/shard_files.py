@@ -18,7 +18,6 @@ class Files(Protocol):
 
     def blob(self, name: str) -> Blob:
         """Open a file for reading in ranges."""
-        ...
 
 
 class ShardFiles:

@@ -73,7 +73,6 @@ class Blob(Protocol):
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return the bytes of a range; read-only, a view of the file if possible."""
-        ...
 
 
 class Root(Protocol):
@@ -85,47 +84,36 @@ class Root(Protocol):
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably; False when it already exists."""
-        ...
 
     def publish(self, folder: Path, path: str) -> None:
         """Make a folder of finished files visible under ``path``, durably. ``path`` contains the content digest."""
-        ...
 
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a small object, or None when it does not exist."""
-        ...
 
     def read_many(self, paths: list[str]) -> list[bytes | None]:
         """Return the bytes of several small objects, None for those that do not exist."""
-        ...
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``; empty when it does not exist."""
-        ...
 
     def files(self, path: str) -> Mapping[str, int]:
         """Return the size of every file below ``path`` by its path below it."""
-        ...
 
     def fetch(self, path: str, entry: FileEntry) -> Path:
         """Return a local path of the committed file ``path``/``entry.name``, checked once per process."""
-        ...
 
     def check(self, path: str, entry: FileEntry) -> None:
         """Read the committed file ``path``/``entry.name`` again and compare every byte."""
-        ...
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
         """Open the committed file ``path``/``entry.name`` for reading in ranges."""
-        ...
 
     def move(self, path: str, target: str) -> None:
         """Move an object or folder without other writers within the root."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove an object or folder; a no-op when it does not exist."""
-        ...
 
     def remove_below(self, path: str, chosen: Callable[[str], bool]) -> None:
         """Remove the objects and folders directly below a folder whose names are chosen."""
@@ -133,19 +121,15 @@ class Root(Protocol):
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
         """Provide a private local folder for writing; it is removed afterwards in any case."""
-        ...
 
     def sweep(self) -> int:
         """Remove half-written files of killed processes of this host; return the number of entries."""
-        ...
 
     def lock(self, path: str, label: str) -> contextlib.AbstractContextManager[None]:
         """Hold an advisory lock, or raise RunConflictError naming ``label`` when another process holds it."""
-        ...
 
     def locked(self, path: str) -> bool:
         """Return whether a process holds a lock; nothing is written."""
-        ...
 
 
 class Staging:

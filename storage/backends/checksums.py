@@ -25,7 +25,6 @@ class Checksum:
     """Computes the checksums of a file while its content is written or read."""
 
     def __init__(self) -> None:
-        """Begin with an empty file."""
         self._block = xxhash.xxh3_128()
         self._blocks: list[bytes] = []
         self._size = 0

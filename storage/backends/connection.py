@@ -66,7 +66,6 @@ class Credentials:
     """The credentials of this process, looked up once and refreshed when they expire."""
 
     def __init__(self) -> None:
-        """Start without a lookup."""
         self._credentials: Any = None
 
     def now(self) -> ReadOnlyCredentials | None:
@@ -83,7 +82,6 @@ def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials)
 
     Args:
         client: an s3fs file system, whose server it uses.
-        bucket: the bucket.
         credentials: the current credentials.
     """
     meta = client.s3.meta

@@ -26,7 +26,6 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
     """Return the xxh3-128 of files by name.
 
     Args:
-        folder: their folder.
         names: their paths below it.
         deep: read them again, ignoring the cache.
     """

@@ -24,7 +24,6 @@ class MappedFile:
         """Map the file; with an entry, each block is checked when it is first read.
 
         Args:
-            path: the file.
             where: its name in messages.
             entry: its size and checksums.
             on_checked: called when all blocks have been checked.

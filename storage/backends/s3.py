@@ -39,7 +39,6 @@ class S3Backend:
     """Objects below ``s3://bucket/prefix``, with local copies in a cache."""
 
     def __init__(self, path: str, section: StoreSection) -> None:
-        """Connect."""
         self._bucket = Bucket(path)
         self.uri = self._bucket.uri
         self._single_writer = section.single_writer
@@ -248,7 +247,6 @@ class RemoteFile:
     """A committed object read by range requests of 4 MiB parts, each checked and cached separately."""
 
     def __init__(self, bucket: Bucket, path: str, entry: FileEntry, cache: Cache) -> None:
-        """Bind to an object without reading it."""
         self.size = entry.size
         self._bucket = bucket
         self._path = path

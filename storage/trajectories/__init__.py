@@ -3,8 +3,6 @@
 A new store is one file here with a class that implements ``base.TrajectoryStore``, and one line in the table.
 """
 
-from __future__ import annotations
-
 from flowmill.configs.registry import Table
 
 TRAJECTORY_STORES = Table(

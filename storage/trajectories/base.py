@@ -53,7 +53,6 @@ class Sample:
     group_id: str
     """Group of samples that are compared with each other: of one prompt, or with branching of one step."""
     prompt: str
-    """The prompt."""
     epoch: int
     """Epoch of the rollout."""
     replica: int
@@ -300,11 +299,9 @@ class TrajectoryWriter(Protocol):
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Append samples."""
-        ...
 
     def end(self) -> Sequence[FileEntry]:
         """Write the rest; return the entries of files whose checksums were computed while they were written."""
-        ...
 
 
 class TrajectoryStore(Protocol):
@@ -312,8 +309,6 @@ class TrajectoryStore(Protocol):
 
     def writer(self, folder: Path, media: MediaFormat = ...) -> TrajectoryWriter:
         """Begin a shard in an empty folder."""
-        ...
 
     def open(self, files: Files) -> TrajectoryShard:
         """Open a shard."""
-        ...

@@ -114,7 +114,6 @@ class EmbeddingCache:
     """Rows of named tensors by prompt text."""
 
     def __init__(self, store: ArtifactStore, ref: ArtifactRef) -> None:
-        """Bind to the cache of one encoder."""
         self.store = store
         self.ref = ref
         self._where: dict[str, tuple[int, int]] = {}

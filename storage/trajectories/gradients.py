@@ -65,7 +65,6 @@ class StoredGradients:
     """The gradients of one reward for samples of any number of artifacts; payloads are read on demand."""
 
     def __init__(self, store: ArtifactStore, refs: Sequence[ArtifactRef]) -> None:
-        """Read the tables."""
         self._store = store
         self._rows: dict[str, _GradientRow] = {}
         self._blobs: dict[tuple[ArtifactRef, str], Blob] = {}

@@ -43,7 +43,6 @@ class ReferenceFiles:
     """The image files of one prompts artifact, read on demand."""
 
     def __init__(self, store: ArtifactStore, ref: ArtifactRef) -> None:
-        """Bind to an artifact."""
         self._store, self._ref = store, ref
         self.where = str(ref)
         """Its name in messages."""

@@ -40,7 +40,6 @@ def write_rows(
     """Write one table of ``TABLES`` of a shard: that of its artifact's kind, or an additional one.
 
     Args:
-        kind: the kind.
         folder: folder of the shard.
         columns: the kind's columns.
         labels: values of the additional columns for other tools, the same in all rows.
@@ -67,8 +66,6 @@ def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) 
     """Return all rows of an artifact's table, in shard order.
 
     Args:
-        store: the store.
-        ref: the artifact.
         table: a key of ``TABLES``; the artifact's kind when absent.
     """
     return in_few_chunks(read_shard(store, ref, record, table) for record in store.shards(ref))

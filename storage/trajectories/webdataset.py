@@ -60,7 +60,6 @@ class WebDatasetWriter:
     """Writes samples to the tar as they arrive, and the table with payload offsets at the end."""
 
     def __init__(self, folder: Path, media: MediaFormat) -> None:
-        """Begin an empty tar."""
         self._folder = folder
         self._media = media
         self._rows: dict[str, list[Any]] = {name: [] for name in SAMPLES.names}

@@ -124,7 +124,6 @@ class TokenEstimator(Estimator):
     """With target_kl: samples over which kl_coef would change by a fifth."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if self.target_kl is not None and self.kl_coef == 0:
             raise ValueError("target_kl is set, but kl_coef, from which it starts, is 0. Set kl_coef above 0.")
 

@@ -6,12 +6,8 @@ outputs). Results are 0 outside the mask, and inputs there are ignored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 #: Added to a variance before its root, as TRL and verl do.
 _SMALL = 1e-8

@@ -6,12 +6,9 @@ Legend: N samples of an epoch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 def win_rates(values: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from flowmill.configs.advantages import ReplaySection
 from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from flowmill.configs.advantages import ReplaySection
     from flowmill.tasks.algorithms.base import Requirements
 
 

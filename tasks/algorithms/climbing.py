@@ -5,14 +5,10 @@ Legend: B rows, ... latent dims.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.transitions import expand
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def fooled_note(name: str) -> str:

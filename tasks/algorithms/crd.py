@@ -9,19 +9,17 @@ A group whose advantages are all equal has no gradient, so it is left out unless
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from flowmill.models.devices import widened
 from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from flowmill.tasks.algorithms.forward import Decay, ForwardProcess, decay_of
 from flowmill.tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

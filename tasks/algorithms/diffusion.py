@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
-from flowmill.models.maths.transitions import expand
+from flowmill.models.maths.transitions import Gaussian, Grid, Kernel, expand
 from flowmill.tasks.algorithms.base import Batch, Models
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.maths.conditioning import Conditioning
-    from flowmill.models.maths.transitions import Gaussian, Grid, Kernel
     from flowmill.models.policies.diffusion import TrainableDenoiser
 
 
@@ -51,7 +49,6 @@ class RewardFunction(Protocol):
 
     def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
         """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,6 @@ class DirectAlign(ForwardProcess):
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if bool(self.positive) != bool(self.negative):
             raise ValueError("one of positive and negative holds control words, but each is compared with the other.")
         times = self.levels()

@@ -13,19 +13,16 @@ larger groups the best and the worst sample form the pair. Steps need no density
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
 
 from flowmill.models.maths.transitions import expand
 from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from flowmill.tasks.algorithms.objectives import ratio_metrics, simple_surrogate, squared_error, unit_sum
 from flowmill.tasks.algorithms.ratios import RatioClip
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,6 @@ class ForwardProcess(VelocityKL):
     """Velocities in the loss use the guidance of rollouts; false: conditional velocities, at half the cost."""
 
     def __post_init__(self) -> None:
-        """Check the noise levels."""
         self.levels()
 
     def levels(self, **forced: Any) -> ForwardTimes:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.maths.transitions import Gaussian, gaussian_kl
@@ -24,9 +25,6 @@ from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from flowmill.tasks.algorithms.objectives import policy_kl, ratio_metrics, ratio_surrogate
 from flowmill.tasks.algorithms.ratios import RatioClip
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,13 @@ Legend: B rows, G units (pairs or groups) in a batch, ... latent dims.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import widened
 from flowmill.models.maths.transitions import Gaussian, expand, gaussian_kl
 from flowmill.tasks.algorithms.ratios import policy_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:

@@ -31,7 +31,6 @@ class OnPolicyDistillation(KL):
     """Instead of ``teacher``: the folder of a teacher for each of ``prompts.sources``, by name."""
 
     def __post_init__(self) -> None:
-        """Check that there is one kind of teacher."""
         if (self.teacher is None) == (not self.teachers):
             raise ValueError("it needs either 'teacher', a folder, or 'teachers', one for each of prompts.sources.")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Log-ratio in nats above which the ratio is constant (verl has the same bound): e^20 = 4.9e8 is far outside every
 #: clip range, and its square and gradient are finite in float32.

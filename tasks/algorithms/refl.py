@@ -41,7 +41,6 @@ class ReFL(VelocityKL):
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if self.truncate and self.steps == 1:
             raise ValueError("truncate is true, but steps is 1, so no forward can be left out.")
 

@@ -36,7 +36,6 @@ class TokenDPO:
     """Weight of -log p of the better text, mean over its tokens; keeps the text likely (RPO, arXiv 2404.19733)."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if self.label_smoothing and self.form != "sigmoid":
             raise ValueError(f"label_smoothing belongs to form 'sigmoid', and that is {self.form!r}.")
 

@@ -9,10 +9,11 @@ epoch is the on-policy case: every ratio is exactly 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.tasks.algorithms.base import Batch, Requirements, RowLoss, expect
@@ -30,9 +31,6 @@ from flowmill.tasks.algorithms.token_objectives import (
     token_kl,
 )
 from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Logged estimates of the KL to the base model.
 _KLS: tuple[Estimator, ...] = ("k1", "k3")
@@ -64,7 +62,6 @@ class TokenGRPO(RatioClip):
     """Weights out of range are clipped (TIS), or set to 0 per token (mask: IcePop) or per row by mean (mask_rows)."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if (self.normalization == "constant") != (self.constant is not None):
             raise ValueError("constant belongs to normalization 'constant', which needs it.")
         if self.tis is not None and not 0 <= self.tis_low <= 1 <= self.tis:

@@ -5,14 +5,12 @@ Legend: B rows, W positions; ``mask`` (B, W) bool of tokens the policy chose. Re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from flowmill.tasks.algorithms.ratios import policy_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["clip", "mask", "mask_rows"]

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.tasks.algorithms.base import Batch, Models
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.maths.shared_prompts import SharedPrompts
     from flowmill.models.policies.causal_lm import TrainableLM
     from flowmill.models.policies.critic_lm import TrainableCritic

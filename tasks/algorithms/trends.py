@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 #: Largest share of runs with a false alarm, of a monitor that does not fall or a reward that does not rise.
 FALSE_ALARMS = 0.05

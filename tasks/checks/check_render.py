@@ -9,11 +9,9 @@ from flowmill.configs.errors import ConfigError, PromptError
 from flowmill.configs.refusals import Refusal, refuse, set_settings
 from flowmill.configs.render import TurnsSection
 from flowmill.configs.schema import RunConfig
-from flowmill.models.rewards.factory import needs_of
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
 from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, sees_images
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.specs.turns import returns_best
 
 
 def _image_model(plan: RunPlan) -> Iterator[Refusal]:
@@ -84,12 +82,6 @@ def _turns(plan: RunPlan, turns: TurnsSection) -> Iterator[Refusal]:
             f"model.policy '{config.model.policy}' reads texts alone",
             "Choose vision_lm, or set render.turns.sees to 'comments'",
         )
-    if returns_best(config) and not any(reads_images(config, section) for section in config.rewards):
-        yield Refusal(
-            "render.turns.returns",
-            "no reward reads images, so scores do not depend on the turn's images",
-            "Add a reward of images, or set returns to 'last'",
-        )
 
 
 def check_render(plan: RunPlan) -> None:
@@ -118,7 +110,7 @@ def _check_drawer(plan: RunPlan) -> None:
 
 
 def _check_turns(plan: RunPlan, turns: TurnsSection, images: int) -> None:
-    """Check that nothing else has the place of a turn, that a conversation's images fit, and that turns compare."""
+    """Check that nothing else has the place of a turn, and that a conversation's images fit."""
     config = plan.config
     for split, prompts in plan.prompts.items():
         for key, use in ((TURN_KEY, "the turn of a sample"), (SEEN_KEY, "the images that a sample saw")):
@@ -133,12 +125,6 @@ def _check_turns(plan: RunPlan, turns: TurnsSection, images: int) -> None:
             f"but model.policy '{policy}' takes {most} as it is set. Raise model.options.images, or lower "
             "render.turns.count or render.images."
         )
-    for section in config.scored if returns_best(config) else ():
-        if section.server is None and needs_of(section.name, section.options).groupwise:
-            raise ConfigError(
-                f"render.turns.returns is 'best', but '{section.slot}' compares the samples of a group, of which later "
-                "turns have only some. Remove it, or set returns to 'last'."
-            )
 
 
 def _check_absent(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Refuses misspelled components, options and files from source text alone, without heavy imports.
+"""Refuses misspelled names of components, and files that do not exist, without heavy imports.
 
 ``check_config`` finds all of these and much more, but has to import torch first.
 """
@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flowmill.configs import introspection
-from flowmill.configs.base import Component
 from flowmill.configs.components import components
 from flowmill.configs.errors import ConfigError, FlowmillError, PromptError
 from flowmill.configs.model import ModelSection
 from flowmill.configs.overrides import blamed
 from flowmill.configs.path_types import looks_local
-from flowmill.configs.registry import missing_attribute, missing_module, unknown, unknown_option
+from flowmill.configs.registry import unknown
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import near_path, nearest
@@ -30,7 +29,7 @@ from flowmill.tasks.algorithms import algorithms_of
 from flowmill.tasks.choices import SAMPLERS
 from flowmill.tasks.execution.launchers import LAUNCHERS
 from flowmill.tasks.execution.runners import RUNNERS
-from flowmill.tasks.inputs.option_paths import OptionPath, places, taken
+from flowmill.tasks.inputs.option_paths import OptionPath, places
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.rows.files import is_there
 from flowmill.tasks.inputs.rows.row import LINES, OTHERS, ending_of
@@ -41,10 +40,9 @@ _SEEN_FROM = "Paths in options are relative to the working directory."
 def check_names(
     config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = (), later: bool = False
 ) -> None:
-    """Check that every component, option and local file a config names exists.
+    """Check that every component of a table, and every local file, that a config names exists.
 
     Args:
-        config: the config.
         source: the config file; suggestions also search its folder.
         overrides: ``section.key=value`` strings applied to it, which messages name as the cause.
         later: paths in options (``flowmill.configs.path_types``) may be missing for now, except those of overrides.
@@ -67,9 +65,9 @@ def check_places(config: RunConfig, *, overrides: Sequence[str] = (), later: boo
 def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
     tables = _tables(config)
     for setting, component in components(config):
-        table = tables[setting.rstrip(".0123456789")]
-        yield from _component(setting, component, table, label="reward" if table is REWARDS else setting)
-    yield from _family_options(config)
+        table, name = tables[setting.rstrip(".0123456789")], component.name
+        if name not in table and ":" not in name:
+            yield f"{setting}.name", unknown(table, name, label="reward" if table is REWARDS else setting)
     yield from _files(config, folders)
 
 
@@ -98,43 +96,6 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
         "monitors": REWARDS,
         "evaluate.judges": REWARDS,
     }
-
-
-def _component(
-    setting: str, component: Component, table: Mapping[str, str], *, label: str
-) -> Iterator[tuple[str, FlowmillError]]:
-    name, place = component.name, f"{setting}.name"
-    import_string = table.get(name, name)
-    module, _, attribute = import_string.partition(":")
-    if name not in table and ":" not in name:
-        yield place, unknown(table, name, label=label)
-    elif introspection.find_module(module) is None:
-        yield place, missing_module(name, _missing_part(module), label=label)
-    elif introspection.defines(module, attribute) is False:
-        yield place, missing_attribute(name, module, attribute, label=label)
-    else:
-        valid = taken(name, table) if component.options else None
-        yield from _options(f"{setting}.options", name, valid, component.options, label=label)
-
-
-def _missing_part(module: str) -> str:
-    """Return the shortest prefix of a dotted name that does not exist; the whole name for modules of flowmill."""
-    parts = module.split(".")
-    if parts[0] == "flowmill":
-        return module
-    return next(
-        ".".join(parts[:n]) for n in range(1, len(parts) + 1) if introspection.find_module(".".join(parts[:n])) is None
-    )
-
-
-def _options(
-    setting: str, name: str, valid: Mapping[str, str] | None, options: Mapping[str, object], *, label: str
-) -> Iterator[tuple[str, FlowmillError]]:
-    if valid is None:
-        return
-    for option in options:
-        if option not in valid:
-            yield f"{setting}.{option}", unknown_option(name, option, valid, label=label)
 
 
 def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
@@ -173,14 +134,6 @@ def _lacking(named: OptionPath) -> str:
     if not named.is_file and not named.may_be_hub and not path.is_dir():
         return f"is no folder. {_hint(named.path, (Path.cwd(),), only_folders=True)}"
     return ""
-
-
-def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:
-    for where, model in _models(config).items():
-        kind = introspection.class_attribute(POLICIES.get(model.policy, model.policy), "options_type")
-        if kind is not None:
-            valid = introspection.options(kind) if model.options else None
-            yield from _options(f"{where}.options", model.policy, valid, model.options, label=f"{where}.options of")
 
 
 def _models(config: RunConfig) -> dict[str, ModelSection]:

@@ -59,7 +59,6 @@ def forecast(config: RunConfig, run: RunContext | None = None) -> Forecast:
     """Return the work that ``flowmill run`` would do.
 
     Args:
-        config: the config of the run.
         run: the run, if it exists with these settings.
     """
     if run is not None and finished_result(run) is not None:

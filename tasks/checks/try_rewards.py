@@ -10,6 +10,8 @@ import numpy as np
 
 from flowmill.configs.errors import RewardError
 from flowmill.configs.rewards import RewardSection
+from flowmill.configs.schema import RunConfig
+from flowmill.models.engines import make_chain_engine, make_engine
 from flowmill.models.rewards.base import Batch, Needs, Origin, Reward
 from flowmill.models.rewards.factory import RewardCache, check_section, needs_of, works_on_accelerator
 from flowmill.models.rewards.invocation import Handling, declared_needs, score
@@ -59,6 +61,14 @@ def try_rewards(
     return rewards
 
 
+def reach_engines(config: RunConfig) -> None:
+    """Wait until the servers that draw for rollouts answer; raise EngineError if one does not."""
+    tokens = config.rollout.tokens
+    for engine in (make_chain_engine(config.rollout.engine), None if tokens is None else make_engine(tokens.engine)):
+        if hasattr(engine, "reach"):
+            engine.reach()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringTime:
     """Estimated scoring time of a reward."""
@@ -78,7 +88,6 @@ def time_rewards(plan: RunPlan, rewards: RewardCache, cost: Cost) -> list[Scorin
 
     Args:
         plan: of a config whose rewards were tried.
-        rewards: the rewards.
         cost: cost of the run.
     """
     execution, sections = plan.config.execution, {section.slot: section for section in plan.config.scored}

@@ -68,7 +68,6 @@ class PromptSampler(Protocol):
 
     def choose(self, draw: Draw) -> Sequence[Choice]:
         """Return ``draw.count`` different candidates; the same for the same draw."""
-        ...
 
 
 class BySource:

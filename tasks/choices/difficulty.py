@@ -34,7 +34,6 @@ class Difficulty(BySource):
     """Share of an epoch for prompts without rewards, as long as there are some."""
 
     def __post_init__(self) -> None:
-        """Check that there is one order."""
         if (self.target is None) == (self.epochs is None):
             raise ValueError("it needs either 'target', a mean reward, or 'epochs', from easy to hard.")
         if self.level is not None and self.epochs is None:

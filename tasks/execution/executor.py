@@ -28,12 +28,9 @@ class Executor(Protocol):
 
     def start(self) -> None:
         """Start processes or connections, unless they are started; ``run`` does so when it needs them."""
-        ...
 
     def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = SILENT) -> list[str]:
         """Run and commit shards of a stage; return the names of the committed ones."""
-        ...
 
     def close(self) -> None:
         """End processes and connections."""
-        ...

@@ -32,7 +32,6 @@ class OwnPagesOnly:
     """An ASGI application that guards another one against requests from pages of other origins."""
 
     def __init__(self, app: App) -> None:
-        """Guard an application."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,7 +34,6 @@ class Launched:
     """Started agents and their ranks: their input, output and termination."""
 
     def __init__(self, program: Program, launcher: Launcher) -> None:
-        """Start a program in several processes."""
         self._folder = tempfile.TemporaryDirectory(prefix="flowmill-torchrun-", ignore_cleanup_errors=True)
         self._lines: queue.Queue[str | int] = queue.Queue()
         self._tail: deque[str] = deque(maxlen=_TAIL)

@@ -38,7 +38,6 @@ class Program:
     module: str
     """Module whose ``__main__`` is decorated with torch's ``record``."""
     arguments: tuple[str, ...] = ()
-    """Its arguments."""
     processes: int = 1
     """Ranks per node."""
     nodes: int = 1
@@ -55,7 +54,6 @@ class Launcher(Protocol):
             program: the program of the ranks.
             logs: folder for the error files of ranks on this machine.
         """
-        ...
 
 
 def make_launcher(section: ExecutionSection) -> Launcher:

@@ -56,7 +56,6 @@ class RankExecutor:
         """Run all pending shards of a stage; ranks that are ended from outside are started again.
 
         Args:
-            run: the stage.
             shards: ignored: the first rank lists the pending shards itself.
             listener: receives the messages of the ranks.
         """

@@ -11,23 +11,19 @@ import ipaddress
 import os
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import psutil
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousParameters,
     RendezvousStoreInfo,
 )
 
 from flowmill.configs.addresses import is_address, is_loopback
 from flowmill.configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 #: Name for torchrun's --rdzv-backend.
 BACKEND = "flowmill"

@@ -55,29 +55,23 @@ class Runner(Protocol):
     @property
     def elsewhere(self) -> bool:
         """True for other processes, which hold their own models; False for threads of this process."""
-        ...
 
     @property
     def task_runner(self) -> str:
         """Import string of Prefect's task runner."""
-        ...
 
     @property
     def remedy(self) -> str:
         """How a cluster is started that the task runner connects to, for messages."""
-        ...
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the arguments of the task runner."""
-        ...
 
     def connect(self, task_runner: Any) -> None:
         """Connect to the workers of a started task runner, so that a failure is reported before any shard is sent."""
-        ...
 
     def fault(self, task_runner: Any) -> tuple[str, float]:
         """Return why a started task runner does not do its tasks, '' if it does, and how many seconds that may last."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

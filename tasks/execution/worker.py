@@ -44,7 +44,6 @@ class RankReporter:
     """Sends progress to the parent process as JSON lines, and to the heartbeat of this rank."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Bind to this process's rank."""
         self._ranks = ranks
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -13,15 +13,13 @@ from flowmill.configs.escaping import fenced, in_code, in_link, in_markdown, vis
 from flowmill.configs.model import ModelSection, QuantizeSection
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
+from flowmill.models.weights.lora import LoraSpec
 from flowmill.models.weights.quantized import CODE
 from flowmill.tasks.export.usage import Usage, snippet
 from flowmill.tasks.inputs.base_model import BaseModel
 from flowmill.tasks.inputs.prompts import image_column, prompt_set
 from flowmill.tasks.metrics.evaluations import Figures
 from flowmill.tasks.metrics.ingested import IngestedFigures
-
-if TYPE_CHECKING:
-    from flowmill.models.weights.lora import LoraSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,6 @@ def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple
     """Write the policy after an epoch as a checkpoint; return the written and the unsupported parts (8-bit moments).
 
     Args:
-        context: the run.
         epoch: the epoch; the run's last when None.
         to: a folder that does not exist yet, or is empty.
     """

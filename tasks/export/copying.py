@@ -20,7 +20,6 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
     """Copy the exported model of a run, and return the number of its files.
 
     Args:
-        context: the run.
         epoch: the epoch; the run's last when None.
         to: a folder that does not exist yet, or is empty.
     """

@@ -23,7 +23,6 @@ def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
     """Return the verified files of a run's export by name: only the files that its commit names.
 
     Args:
-        context: the run.
         epoch: the epoch; the last when None.
     """
     last = context.config.run.epochs if epoch is None else epoch

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import Json, fingerprint
@@ -22,7 +23,7 @@ from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.devices import chosen_device
 from flowmill.models.maths.preferences import expected_preference
 from flowmill.models.rewards import BACKBONES
-from flowmill.models.rewards.backbones import add_adapters
+from flowmill.models.rewards.backbones import RewardBackbone, add_adapters
 from flowmill.models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES, may_be_chance
 from flowmill.models.rewards.latents import layer_tensors
 from flowmill.storage import layout
@@ -37,11 +38,6 @@ from flowmill.tasks.fitting.splits import check_leaks, check_sizes, held_out
 from flowmill.tasks.fitting.training import Examples, JudgedInputs, train_head
 from flowmill.tasks.inputs.option_paths import content_of, places
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from flowmill.models.rewards.backbones import RewardBackbone
-
 #: Version 2: accuracies compare samples of one prompt, and their intervals are over prompts.
 _STAGE, _VERSION, _SHARD = "reward_fit", 2, "model"
 #: Settings that do not change the result, or count by their content.
@@ -55,7 +51,6 @@ class FittedModel:
     """A committed reward model."""
 
     ref: ArtifactRef
-    """The artifact."""
     folder: Path
     """Its files on this machine."""
     summary: dict[str, Any]

@@ -98,7 +98,6 @@ def read_judgments(
         sources: sources of rows, or ``preferences/ID``.
         judged: media that they judge.
         scale: lowest and highest rating.
-        store: the store of the artifacts.
     """
     judgments = Judgments()
     for source in sources:

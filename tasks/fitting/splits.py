@@ -20,7 +20,6 @@ def held_out(rows: Sequence[Judgment], share: float, seed: int, *, texts: bool =
     too few judgments could be held out, a text with a prompt stays with its prompt alone.
 
     Args:
-        rows: the judgments.
         share: share of judgments to hold out, at most.
         seed: seed of the choice.
         texts: whether they judge texts.

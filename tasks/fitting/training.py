@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowmill.configs.errors import DivergedError, RewardError
 from flowmill.configs.schema import OptimizeSection
@@ -34,8 +34,6 @@ from flowmill.tasks.training.optimizers import make_optimizer
 from flowmill.tasks.training.state import METRICS, read_state
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.configs.reward_fit import FitConfig
     from flowmill.models.rewards.backbones import RewardBackbone
 

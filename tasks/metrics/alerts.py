@@ -67,7 +67,6 @@ class Watcher:
     """Finds the alerts of a growing run, and reads the figures of each epoch once."""
 
     def __init__(self, chain: Chain) -> None:
-        """Bind to the chain of a run."""
         self._chain = chain
         self._epochs: list[dict[str, float]] = []
         self._rules: list[Alert] = []

@@ -20,7 +20,6 @@ class Best:
     """The evaluated epoch with the highest weighted mean reward, the earliest of equal ones; 0 is before training."""
 
     epoch: int
-    """The epoch."""
     reward: float
     """Its weighted mean reward."""
     count: int

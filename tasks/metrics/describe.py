@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -17,13 +17,11 @@ from flowmill.tasks.metrics.image_grids import GRID
 from flowmill.tasks.metrics.speed import epoch_speeds
 from flowmill.tasks.metrics.texts import TEXTS
 from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.runs.chain import Chain
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import Freshness, side_results, statuses
 from flowmill.tasks.runs.state import state_of
-
-if TYPE_CHECKING:
-    from flowmill.tasks.runs.chain import Chain
-    from flowmill.tasks.runs.context import RunContext
-    from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.graph import Node
 
 
 def describe_run(context: RunContext) -> dict[str, Any]:

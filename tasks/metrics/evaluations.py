@@ -80,8 +80,6 @@ def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None =
     """Return the mean score of each prompt of a rewards artifact; NaN if none of its samples has a score.
 
     Args:
-        store: the store.
-        ref: the artifact.
         split: a prompt list; all of them when absent.
     """
     shards = [record for record in store.shards(ref) if split in (None, split_of(record.shard))]

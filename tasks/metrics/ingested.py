@@ -39,7 +39,6 @@ class IngestedFigures:
     """Samples by the license that their row states; empty text: none."""
 
     def __str__(self) -> str:
-        """Return them in a few words."""
         left_out = f", {len(self.refused)} rows left out" if self.refused else ""
         return f"{self.rows} {self.kind} of {self.source}{left_out}"
 
@@ -53,7 +52,6 @@ def ingested_figures(store: ArtifactStore, ref: ArtifactRef, section: DataSectio
     """Return the figures of the ingested samples.
 
     Args:
-        store: the store.
         ref: the artifact of the ingest stage.
         section: the run's section of data.
     """

@@ -18,7 +18,6 @@ class Point:
     key: str
     """Name of the curve."""
     value: float
-    """Value."""
     step: int
     """Epoch, or optimizer update."""
     split: str | None = None

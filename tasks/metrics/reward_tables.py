@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from flowmill.configs.rewards import RewardSection
 from flowmill.tasks.advantages.groups import composed
 from flowmill.tasks.runs.chain import Chain
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def earned(chain: Chain, epoch: int) -> str:

@@ -21,7 +21,6 @@ class History:
     """The figures of a run up to an epoch."""
 
     config: RunConfig
-    """Its settings."""
     epochs: Sequence[Mapping[str, float]]
     """By epoch from 1: name -> value. ``NAME`` is the mean over the updates of an epoch, ``NAME/max`` the largest,
     ``NAME/median`` the upper median."""

@@ -53,7 +53,6 @@ class Outcome:
     """Result of a variant so far."""
 
     variant: Variant
-    """The variant."""
     epoch: int
     """The last evaluated epoch; 0 before training."""
     reward: float | None

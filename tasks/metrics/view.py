@@ -34,7 +34,7 @@ from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import statuses
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.turns import last_turn, returns_best, turn_nodes, turn_slot, turns_of
+from flowmill.tasks.specs.turns import last_turn, turn_nodes, turns_of
 
 #: Columns that say which sample a score is of.
 _IDS = ("sample_id", "prompt_id", "group_id")
@@ -47,7 +47,6 @@ class RunView:
     """
 
     def __init__(self, context: RunContext) -> None:
-        """Bind to a run."""
         self.context, self.config, self.store = context, context.config, context.store
 
     @property
@@ -139,7 +138,6 @@ class RunView:
         sum) and 'advantage'.
 
         Args:
-            epoch: the epoch.
             evaluation: the run's evaluation of the epoch, not its rollout.
         """
         stage, scored = "score", self.config.scored
@@ -155,35 +153,8 @@ class RunView:
                 rows = read_rows(self.store, ref)
                 if not table.num_rows:
                     table = self._with_list(rows.select(_IDS), ref) if evaluation else rows.select(_IDS)
-                table = joined(table, rows if evaluation else self._counted(node, rows), columns)
+                table = joined(table, rows, columns)
         return table
-
-    def _counted(self, node: Node, rows: pa.Table) -> pa.Table:
-        """Return the rows of a stage, of scores each sample's of the turn that counts; ``rows`` are the last turn's."""
-        turns = self._by_turn(node.epoch, None) if node.stage == "score" else {}
-        if not any(turns):
-            return rows
-        # Imported late: status needs no Arrow.
-        import pyarrow.compute as pc
-
-        parts = []
-        for slot, samples in turns.items():
-            earlier = self.chain.require(node.epoch, node.stage, node.slot + slot).ref if slot else None
-            table = rows if earlier is None else read_rows(self.store, earlier)
-            parts.append(table.filter(pc.is_in(table["sample_id"], value_set=pa.array(samples))))
-        return pa.concat_tables(parts)
-
-    def _by_turn(self, epoch: int, samples: Collection[str] | None) -> dict[str, Collection[str] | None]:
-        """Return samples (None: all) by the slot of the turn whose rewards count: the last, or the best."""
-        ref = self._complete(Node(epoch, "advantage")) if returns_best(self.config) else None
-        if ref is None:
-            return {"": samples}
-        rows = read_rows(self.store, ref, "return_turns").to_pylist()
-        slots = {row["sample_id"]: turn_slot(self.config, row["turn"]) for row in rows}
-        turns: dict[str, list[str]] = {}
-        for sample in slots if samples is None else samples:
-            turns.setdefault(slots.get(sample, ""), []).append(sample)
-        return dict(turns)
 
     def _complete(self, node: Node) -> ArtifactRef | None:
         """Return the artifact of a stage if it counts and is complete."""
@@ -202,7 +173,6 @@ class RunView:
         'media_format' is the format of their images.
 
         Args:
-            epoch: the epoch.
             evaluation: the samples of the run's evaluation, not of its rollout.
         """
         drawn, plan = "depict" if evaluation else "render", self.chain.plan
@@ -243,11 +213,9 @@ class RunView:
     def turns(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
         """Return every turn of an epoch's samples, in runs with ``render.turns``.
 
-        Columns: sample_id; turn, from 1; text; note and reward, the remark and score that a next turn reads. Where the
-        best turn counts also 'counts', true for that turn.
+        Columns: sample_id; turn, from 1; text; note and reward, the remark and score that a next turn reads.
 
         Args:
-            epoch: the epoch.
             evaluation: the samples of the run's evaluation, not of its rollout.
         """
         if turns_of(self.config) is None:
@@ -264,17 +232,7 @@ class RunView:
                     remark = [said[name][column] if name in said else None for column in ("note", "reward")]
                     rows.setdefault(name, []).append((name, number, row["text"], *remark))
         types = {"sample_id": "string", "turn": "int32", "text": "string", "note": "string", "reward": "float32"}
-        best = {} if evaluation else self._by_turn(epoch, None)
-        slots = {name: slot for slot, names in best.items() for name in names or ()}
-        if not slots:
-            return _table([row for turns in rows.values() for row in turns], **types)
-
-        def counted(row: tuple[Any, ...]) -> bool:
-            slot = slots[row[0]]
-            return turn_slot(self.config, row[1]) == slot if slot else row is rows[row[0]][-1]
-
-        marked = [(*row, counted(row)) for turns in rows.values() for row in turns]
-        return _table(marked, **types, counts="bool")
+        return _table([row for turns in rows.values() for row in turns], **types)
 
     def shown(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
@@ -282,17 +240,17 @@ class RunView:
         """Yield id, opened shard and row of the image or clip of each sample, of each image of a rendered text.
 
         Args:
-            epoch: the epoch.
             samples: ids; all when None.
             evaluation: samples of the run's evaluation, not of its rollout.
         """
         node = self.chain.plan.media_of(epoch, evaluation=evaluation)
         count = 1 if self.config.render is None else self.config.render.images
-        for slot, some in ({"": samples} if evaluation else self._by_turn(epoch, samples)).items():
-            ref = self.chain.require(node.epoch, node.stage, node.slot + slot).ref
-            requested = None if some is None else {image_name(each, n, of=count) for each in some for n in range(count)}
-            for name, shard, row in rows_of(self.store, ref, requested):
-                yield name if count == 1 else sample_name(name), shard, row
+        ref = self.chain.require(*node).ref
+        requested = (
+            None if samples is None else {image_name(each, n, of=count) for each in samples for n in range(count)}
+        )
+        for name, shard, row in rows_of(self.store, ref, requested):
+            yield name if count == 1 else sample_name(name), shard, row
 
     def pictures(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False

@@ -16,7 +16,6 @@ class DataSample:
     file: DataFile
     """Its content."""
     prompt: Prompt
-    """Its prompt."""
     name: str
     """Its sample id."""
     group: str

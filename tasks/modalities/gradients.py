@@ -59,7 +59,6 @@ class RewardGradientRequest:
     host: ModelHost
     """Holds the models of the process."""
     section: RewardSection
-    """The reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

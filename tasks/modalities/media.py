@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import families, spec_of
@@ -17,9 +17,6 @@ from flowmill.models.policies.base import Policy
 from flowmill.models.policies.compute_meter import timed
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.trajectories.base import TrajectoryShard
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:

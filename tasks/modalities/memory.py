@@ -150,7 +150,6 @@ class PlacedMemory:
         """Return the placement under ``execution.offload``.
 
         Args:
-            execution: the section.
             optimizer: sizes of the optimizer's state.
             weights: bytes of all weights, over all ranks.
             trained: number of trained values.
@@ -177,7 +176,6 @@ def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: Optimizer
     """Return the bytes of the gradient exchange and the optimizer's step, after activations are freed.
 
     Args:
-        config: the config.
         trained: number of trained values.
         parts: ranks that the values are sharded over.
         optimizer: sizes of the optimizer's state.
@@ -218,7 +216,6 @@ class Sizes:
     """Computes the sizes of models on one rank under a config."""
 
     config: RunConfig
-    """The config."""
     optimizer: OptimizerSizes
     """Sizes of its optimizer's state."""
     spec: LoraSpec | None

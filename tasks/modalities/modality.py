@@ -18,6 +18,7 @@ from flowmill.models.rewards.base import Batch as Scored
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
+from flowmill.tasks.algorithms.base import Models, Requirements
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.resolved import ResolvedConfig
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from flowmill.models.policies.parts import Part
     from flowmill.models.policies.trainable import Trainable
-    from flowmill.tasks.algorithms.base import Models, Requirements
     from flowmill.tasks.modalities.forward_cost import Cost
     from flowmill.tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
     from flowmill.tasks.modalities.sample_set import SampleSet
@@ -46,7 +46,6 @@ class ValueRequest:
     """Context and models for critic values of stored samples."""
 
     context: RunContext
-    """The run."""
     host: ModelHost
     """Holds its models."""
     policy: ArtifactRef
@@ -68,11 +67,9 @@ class Training:
     """Context and models for training on an epoch's samples."""
 
     context: RunContext
-    """The run."""
     host: ModelHost | None
     """Holds its models; None if no batches are needed."""
     epoch: int
-    """The epoch."""
     predicted: bool
     """The trained policy, with its current weights, drew all samples."""
     gradients: RewardGradients | None = None
@@ -89,7 +86,6 @@ class ExportRequest:
     """Context and artifacts for an export."""
 
     context: RunContext
-    """The run."""
     host: ModelHost
     """Holds its models."""
     epoch: int
@@ -214,7 +210,6 @@ class Kind(ABC):
         """Return a reward's inputs from the samples of a shard, (B, ...).
 
         Args:
-            shard: the shard.
             needs: the reward's needs.
             recent: the media of all rows, if this process has just drawn them.
         """

@@ -22,7 +22,6 @@ class RaggedArray:
     """A column of lists as two arrays."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        """Convert an Arrow column of lists of numbers."""
         lists = column.combine_chunks()
         self._offsets: np.ndarray = lists.offsets.to_numpy()
         self._values: np.ndarray = lists.values.to_numpy(zero_copy_only=False)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.configs.errors import CorruptError
@@ -23,9 +24,6 @@ from flowmill.tasks.algorithms.base import Batch, Requirements
 from flowmill.tasks.modalities.proximal import Proximal
 from flowmill.tasks.modalities.reader import SampleReader
 from flowmill.tasks.modalities.rows import Units, joint_rows, single_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SampleSet(ABC):
@@ -43,7 +41,6 @@ class SampleSet(ABC):
 
         Args:
             shards: the shards, opened.
-            advantages: their advantages.
             ahead: number of epochs by which the rollout policy is older than the policy before its epoch.
             device: the device of batches; None: the CPU.
         """

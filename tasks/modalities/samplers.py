@@ -43,7 +43,6 @@ class SampleRequest:
     """One sample to make."""
 
     prompt: StoredPrompt
-    """Its prompt."""
     replica: int
     """Index of the sample within its prompt."""
     name: str
@@ -57,7 +56,6 @@ class SamplingContext:
     """Context, models and policy for sampling."""
 
     context: RunContext
-    """The run."""
     host: ModelHost
     """Holds its models."""
     policy: ArtifactRef

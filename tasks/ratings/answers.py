@@ -53,7 +53,6 @@ class RatingAnswer(Record):
     preferred: Annotated[float, Field(ge=0, le=1)] | None
     """1: the first is better, 0: the second, 0.5: neither; None: skipped."""
     rater: RaterName
-    """The rater."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Time that the answer took."""
     withdraws: int = 0
@@ -116,7 +115,6 @@ def answers_of(run: RunFolder, question: str | None = None) -> dict[int, RatingA
     If two processes stored answers of one rater to the same pair, the first one counts.
 
     Args:
-        run: the run.
         question: the question whose answers are returned; None: answers to all questions.
     """
     records = {number_of(path): _decoded(data, path) for path, data in run.series(RATINGS).items()}

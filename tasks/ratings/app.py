@@ -47,8 +47,6 @@ def make_app(
     """Return the app with which raters compare samples and stores their answers in a run.
 
     Args:
-        run: the run.
-        sources: the samples.
         request: question, task, number of pairs and seed.
         token: token of raters; None: anyone who reaches the server is one.
         organizer: token of the organizer's page; empty: nobody may read it.

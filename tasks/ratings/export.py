@@ -29,8 +29,6 @@ def exported_rows(
     Skipped pairs are left out.
 
     Args:
-        run: the run.
-        question: the question.
         folder: name of the folder of images and clips, in rows.
         keep: takes name and bytes of each of their files.
     """

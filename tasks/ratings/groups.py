@@ -29,9 +29,7 @@ class SampleSource:
     """The samples of one rollout or evaluation."""
 
     context: RunContext
-    """The run."""
     epoch: int
-    """The epoch."""
     evaluation: bool
     """Whether they are of the evaluation of the epoch, not of its rollout."""
     scorer: str | None = None
@@ -99,7 +97,6 @@ def sources_of(
     """Return the samples to compare: of one rollout or evaluation with each other, or of two evaluations.
 
     Args:
-        context: the run.
         against: another run, whose evaluation is compared with that of ``context``.
         epoch: the epoch; of two runs the last evaluation of each when absent, of one run epoch 0 and the last one.
         evaluation: samples of the evaluation of ``epoch``, not of its rollout.

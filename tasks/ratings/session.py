@@ -41,7 +41,6 @@ class RaterBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rater: RaterName
-    """Name."""
 
 
 class AnswerBody(RaterBody):
@@ -71,7 +70,6 @@ class RatingSession:
     def __init__(
         self, run: RunFolder, sources: Sequence[SampleSource], request: RateRequest, guidelines: str = ""
     ) -> None:
-        """Read the samples and the guidelines."""
         self._run, self._request, self._sources = run, request, sources
         groups = groups_of(sources, request.seed, 2 if request.task == "compare" else request.group)
         self._groups = {self._name([each.draw, request.task, request.question]): each for each in groups}

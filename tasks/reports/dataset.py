@@ -30,7 +30,6 @@ def export_run(
     """Write one row per sample of a run, one file per epoch; return the number of rows.
 
     Args:
-        context: the run.
         folder: a folder that does not exist yet, or is empty.
         form: parquet: plain Parquet files; datasets: the same with an image feature, for ``datasets.load_dataset``;
             delta: a Delta Lake table.

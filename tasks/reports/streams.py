@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from flowmill.configs.errors import ConfigError, StoreError
 from flowmill.storage.artifacts.records import ShardRecord
@@ -17,9 +19,6 @@ from flowmill.storage.trajectories.webdataset import TAR
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.runs.context import RunContext
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: Key of a sample's rewards and advantage in a stream.
 SCORES = "scores"
@@ -34,8 +33,6 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
     its id, and ``scores``, a mapping with ``reward``, ``advantage`` and ``reward.<label>`` as far as they exist.
 
     Args:
-        context: the run.
-        epoch: the epoch.
         evaluation: the samples of its evaluation.
         start: number of samples to leave out, of those that this rank and worker would get.
     """
@@ -75,8 +72,6 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
     ``datasets.Video()``.
 
     Args:
-        context: the run.
-        epoch: the epoch.
         evaluation: the samples of its evaluation.
     """
     import datasets

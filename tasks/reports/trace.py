@@ -31,9 +31,7 @@ def trace_sample(
     """Return a sample's columns and, for each run that uses it, its rewards, advantage and updates.
 
     Args:
-        store: the store.
         ref: a trajectories artifact.
-        sample_id: the sample.
         runs: runs whose lineage names the artifact.
         trusted: allow importing a custom algorithm that only the store names: the algorithm decides which rows of a
             sample enter which update.

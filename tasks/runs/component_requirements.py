@@ -24,8 +24,6 @@ def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunCon
     Records of earlier versions have them for custom algorithms only; a built-in one is then imported.
 
     Args:
-        config: the config.
-        run: the run.
         trusted: without such a record, allow importing the algorithm to find its requirements.
     """
     algorithm = config.optimize.algorithm

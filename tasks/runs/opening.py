@@ -130,7 +130,6 @@ def open_run(
     """Bind to an existing run with the config of its last start, and overrides.
 
     Args:
-        root: the store.
         name: the run.
         overrides: ``section.key=value`` strings for one stage.
         reporter: shows progress.

@@ -24,11 +24,9 @@ class Reporter(Protocol):
 
         For whole epochs ``stage`` is "pipeline", or "found" if the training of an epoch was already committed.
         """
-        ...
 
     def message(self, text: str) -> None:
         """Show one line."""
-        ...
 
 
 class Silent:
@@ -45,7 +43,6 @@ class Ledger:
     """Working times of the stages in this process; stages may overlap."""
 
     def __init__(self) -> None:
-        """Start the clock."""
         # Sums, not spans: a run of many epochs has many spans.
         self._seconds: dict[str, float] = {}
         self._times: Counter[str] = Counter()

@@ -20,7 +20,6 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
     Removed inputs are regenerated too; their remains are set aside.
 
     Args:
-        store: the store.
         damaged: artifact -> the run to regenerate it for.
     """
     order = list(STAGES)

@@ -100,7 +100,6 @@ def _check_alike(config: RunConfig, first: RunConfig, same: bool) -> None:
     """Check that a run trains the same weights of the same model as the run that it starts from.
 
     Args:
-        config: of the run.
         first: of the run that it starts from.
         same: whether their base models are equal.
     """

@@ -18,8 +18,6 @@ def note_state(context: RunContext, state: str, error: BaseException | None = No
     """Record that a run is 'running', 'done', 'stopped', 'held' by an alert or 'failed'; suppress failures to write.
 
     Args:
-        context: the run.
-        state: the state.
         error: what ended it.
         flow_run: id of the flow run that executes it.
     """
@@ -32,7 +30,6 @@ def state_of(context: RunContext, *, complete: bool) -> str:
     """Return the state of a run: done, running, stopped, failed with the error, or not started.
 
     Args:
-        context: the run.
         complete: whether all artifacts of its config are committed.
     """
     with contextlib.suppress(FlowmillError, OSError):

@@ -33,7 +33,6 @@ class HeartbeatSender:
     """Tracks and reports the work of this rank."""
 
     def __init__(self) -> None:
-        """Start with the work 'starting'."""
         self._place, self._changed = "starting", time.monotonic()
         self._waiting = self._idle = False
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,15 +22,13 @@ from flowmill.models.weights.context_parallel import TokenSplit
 from flowmill.models.weights.sharding import Sharding
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.weight_sources import Weights, chosen_weights, local_model, weight_files
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.seeds import derive
 from flowmill.tasks.runtime.critic import LoadedCritic, fresh_critic
 from flowmill.tasks.runtime.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
 from flowmill.tasks.runtime.hardware_info import computing_facts
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.runtime.renderer import Renderer
-
-if TYPE_CHECKING:
-    from flowmill.tasks.runs.context import RunContext
 
 #: Key of the policy before an artifact's weights are loaded: the base model, with fresh adapters if any.
 _BASE = ("base", "")

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from flowmill.models.devices import make_current
 from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender
 from flowmill.tasks.runtime.kv_store import KeyValueStore
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ class StageIdentity(ABC):
         """Bind to a run.
 
         Args:
-            spec: the stage.
             facts: the run's config, and the inputs that it names.
             node: the epoch, and which of several equal stages of it: the slot is the reward's name for score and
                 judge, an evaluation's own name, empty for others, with the number of a turn before the last.

@@ -34,8 +34,6 @@ class InputContents:
         """Bind to a run.
 
         Args:
-            store: the store.
-            run: the run.
             config: its config, or another that one stage is run with.
             metadata: gives the metadata of all prompts.
             reads: nothing is computed: only files that a config on this machine named are read, and no prompts.

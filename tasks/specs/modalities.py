@@ -24,7 +24,7 @@ MODALITY_SPECS = Table(
     {
         "diffusion": "flowmill.tasks.specs.diffusion:DiffusionSpec",
         "tokens": "flowmill.tasks.specs.tokens:TokensSpec",
-        "image_tokens": "flowmill.tasks.specs.tokens_of_images:ImageTokensSpec",
+        "image_tokens": "flowmill.tasks.specs.tokens:ImageTokensSpec",
     },
     like="flowmill.tasks.specs.modalities:ModalitySpec",
 )

@@ -40,9 +40,7 @@ class RunInputs:
         """Bind store, config and run.
 
         Args:
-            store: the store.
             config: the run's config, or another that one stage is run with.
-            run: the run.
             reads: nothing is computed: identities of base model and prompts are as recorded in the run.
         """
         self.store = store
@@ -123,7 +121,6 @@ class RunInputs:
         """Return the identity of single files; as recorded if one is gone.
 
         Args:
-            section: the section of their model.
             slot: the slot of that model.
         """
         there = all(Path(file).expanduser().is_file() for file in section.single_files.values())

@@ -65,3 +65,40 @@ def _called(plan: ResolvedConfig) -> dict[str, Any]:
     # All backends of transformers are exact; those of a custom family may not be.
     attention = None if plan.config.model.attention in LANGUAGE_BACKENDS else plan.config.model.attention
     return {"dtype": plan.config.model.dtype, "options": plan.config.model.options, "attention": attention}
+
+
+class ImageTokensSpec(TokensSpec):
+    """How tokens are sampled, with guidance, and how images are stored."""
+
+    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, guidance, and stored media."""
+        return {**super().rollout_options(plan), **_guided(plan), **_stored(plan)}
+
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, and stored media."""
+        return {**super().given_options(plan), **_stored(plan)}
+
+    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, guidance, and stored media."""
+        return {**super().evaluation_options(plan), **_guided(plan), **_stored(plan)}
+
+    def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, and the guidance that log-probs belong to; of ingested images there is none."""
+        return {**super().training_options(plan), **(_guided(plan) if plan.config.data is None else {})}
+
+    def value_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, and guidance."""
+        return {**super().value_options(plan), **_guided(plan)}
+
+    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, and guidance."""
+        return {**super().export_options(plan), **_guided(plan)}
+
+
+def _guided(plan: ResolvedConfig) -> dict[str, Any]:
+    # It is off up to 1.
+    return {"guidance_scale": max(1.0, plan.config.model.guidance_scale)}
+
+
+def _stored(plan: ResolvedConfig) -> dict[str, Any]:
+    return {"media": plan.config.rollout.media.fingerprinted()}

@@ -27,8 +27,6 @@ class TurnNodes(NamedTuple):
     """The newest image of each."""
     comment: Node
     """Scores of the images that are new, for a comment; the last turn has none."""
-    further: tuple[Node, ...] = ()
-    """Other scores of the turn, where the return may be of it."""
 
 
 def turns_of(config: RunConfig) -> TurnsSection | None:
@@ -60,12 +58,6 @@ def commenter_of(config: RunConfig) -> RewardSection:
     return next(each for each in config.scored if reads_images(config, each) and turns.by in (None, each.slot))
 
 
-def returns_best(config: RunConfig) -> bool:
-    """Return whether the rewards of a sample's best turn are trained on, not those of its last."""
-    turns = turns_of(config)
-    return turns is not None and turns.returns == "best"
-
-
 def turn_slot(config: RunConfig, number: int) -> str:
     """Return the suffix of a turn's slots, empty for the last turn."""
     return "" if number == last_turn(config) else f"{TURN}{number}"
@@ -76,7 +68,6 @@ def turn_nodes(config: RunConfig, epoch: int, number: int, name: str = "", *, ev
 
     Args:
         config: the run's config.
-        epoch: the epoch.
         number: the turn, from 1.
         name: the name of an additional evaluation.
         evaluation: the turn belongs to an evaluation, not to a rollout.
@@ -84,22 +75,14 @@ def turn_nodes(config: RunConfig, epoch: int, number: int, name: str = "", *, ev
     texts, images, scores = ("evaluate", "depict", "judge") if evaluation else ("rollout", "render", "score")
     turn = turn_slot(config, number)
     comment = Node(epoch, scores, f"{commenter_of(config).slot}{OF if name else ''}{name}{turn}")
-    everything = config.scored if returns_best(config) and not evaluation else ()
-    further = tuple(Node(epoch, scores, f"{each.slot}{turn}") for each in everything)
-    return TurnNodes(
-        Node(epoch, texts, name + turn),
-        Node(epoch, images, name + turn),
-        comment,
-        tuple(node for node in further if node != comment),
-    )
+    return TurnNodes(Node(epoch, texts, name + turn), Node(epoch, images, name + turn), comment)
 
 
 def episode(config: RunConfig, epoch: int, name: str = "", *, evaluation: bool) -> Iterator[Node]:
     """Yield the stages of a run's samples in order, up to their texts and, with ``render``, their images."""
     texts, images = ("evaluate", "depict") if evaluation else ("rollout", "render")
     for number in range(1, last_turn(config)):
-        *nodes, further = turn_nodes(config, epoch, number, name, evaluation=evaluation)
-        yield from (*nodes, *further)
+        yield from turn_nodes(config, epoch, number, name, evaluation=evaluation)
     yield Node(epoch, texts, name)
     if config.render is not None:
         yield Node(epoch, images, name)

@@ -9,7 +9,7 @@ from typing import Any
 from flowmill.configs.rewards import RewardSection
 from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.turns import last_turn, returns_best, turn_slot, turns_of
+from flowmill.tasks.specs.turns import turns_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
@@ -27,8 +27,6 @@ class AdvantageStage(Stage):
             more["on_failure"] = [section.on_failure for section in rewards]
         if self._charges:
             more["turn_cost"] = self._charges
-        if returns_best(self.config):
-            more["returns"] = "best"
         weights = [section.weight for section in rewards]
         section = self.config.advantage.fingerprinted()
         return {"advantage": section, "weights": weights, **more}
@@ -37,16 +35,11 @@ class AdvantageStage(Stage):
         """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
 
         With a gate on the KL the monitors that doubt a reward are read too, and the one that weighs advantages.
-        A cost of turns needs the images, and the best turn these and the rewards of all. Advantages of tokens need
-        their trajectories, and as the estimator asks the values of this epoch and the advantages of the one before.
+        A cost of turns needs the images. Advantages of tokens need their trajectories, and as the estimator asks the
+        values of this epoch and the advantages of the one before.
         """
-        rewards = tuple(
-            Node(epoch, "score", section.slot + turn)
-            for epoch in self.epochs
-            for turn in self.turns
-            for section in self.sections
-        )
-        if self._charges or returns_best(self.config):
+        rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
+        if self._charges:
             rewards += tuple(Node(epoch, "render") for epoch in self.epochs)
         estimator = self.plan.estimator
         section = self.config.advantage
@@ -63,14 +56,11 @@ class AdvantageStage(Stage):
         return [Shard("advantages")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Compute and write the tables."""
         from flowmill.tasks.stages.epoch_advantages import EpochAdvantages
 
-        counts = {"scored": len(self.sections), "turns": len(self.turns), "epochs": len(self.epochs)}
-        return EpochAdvantages(self, **counts).write(folder)
+        return EpochAdvantages(self, scored=len(self.sections), epochs=len(self.epochs)).write(folder)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """The figures of the one shard."""
         return records[0].summary
 
     @property
@@ -90,12 +80,6 @@ class AdvantageStage(Stage):
     def epochs(self) -> Sequence[int]:
         """The epochs whose rewards count, this one first."""
         return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
-
-    @property
-    def turns(self) -> Sequence[str]:
-        """The turns whose rewards count, as in slots: the last, or all in order."""
-        first = 1 if returns_best(self.config) else last_turn(self.config)
-        return [turn_slot(self.config, number) for number in range(first, last_turn(self.config) + 1)]
 
     @property
     def _charges(self) -> float:

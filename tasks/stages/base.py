@@ -38,7 +38,6 @@ class BaseStage(Stage):
         return {"build": build, "builders": _BUILDERS}
 
     def upstream(self) -> tuple[Node, ...]:
-        """None."""
         return ()
 
     @property
@@ -48,15 +47,12 @@ class BaseStage(Stage):
 
     @property
     def on_ranks(self) -> bool:
-        """True for a model that is created here."""
         return self.section.build is not None or bool(self.section.single_files)
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard("model")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Build and pre-train, convert, or write the identity down."""
         self.host.use_threads()
         build = self.section.build
         if self.section.single_files:

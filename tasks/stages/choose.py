@@ -29,7 +29,6 @@ class ChooseStage(Stage):
     """The prompts of an epoch, one group each; runs whose sampler reads no rewards have no such stage."""
 
     def options(self) -> Mapping[str, Any]:
-        """The sampler, its seed and the number of prompts."""
         return {
             "sampler": self.config.prompts.sampler.model_dump(mode="json"),
             "count": self.config.rollout.prompts_per_epoch,
@@ -48,7 +47,6 @@ class ChooseStage(Stage):
         return (Node(0, "preprocess"), *before, *((Node(newest, "advantage"),) if newest > 0 else ()))
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard("choices")]
 
     def run(self, shard: Shard, folder: Path) -> Output:

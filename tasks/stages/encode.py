@@ -24,11 +24,9 @@ class EncodeStage(Stage):
     separable = True
 
     def options(self) -> Mapping[str, Any]:
-        """The encoder."""
         return self.plan.kind_spec.encoding_options(self.plan)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The base model."""
         return (Node(0, "base"),)
 
     def shards(self) -> list[Shard]:

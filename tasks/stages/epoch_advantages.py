@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError
 from flowmill.configs.escaping import command
@@ -29,7 +30,6 @@ from flowmill.tasks.advantages.groups import (
     shape_advantages,
 )
 from flowmill.tasks.advantages.tokens import overlong_penalty
-from flowmill.tasks.advantages.turns import best_turns, of_turn
 from flowmill.tasks.advantages.uncertainty import uncertain
 from flowmill.tasks.algorithms.checks import check_advantage
 from flowmill.tasks.inputs.weight_sources import origin_of
@@ -45,19 +45,16 @@ from flowmill.tasks.stages.sample_rewards import (
 from flowmill.tasks.stages.stage import Output, Stage
 from flowmill.tasks.stages.token_tables import TokenTables
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _IDENTITY = ("sample_id", "prompt_id", "group_id")
 
 
 class EpochAdvantages:
     """The tables of the advantage stage."""
 
-    def __init__(self, stage: Stage, *, scored: int, turns: int, epochs: int) -> None:
-        """Bind to the stage. ``scored``: rewards and monitors that are read of each turn; ``turns``: turns that are
-        read of each epoch; ``epochs``: epochs whose rewards count."""
-        self._stage, self._scored, self._turns, self._count = stage, scored, turns, epochs
+    def __init__(self, stage: Stage, *, scored: int, epochs: int) -> None:
+        """Bind to the stage. ``scored``: rewards and monitors that are read of each epoch; ``epochs``: epochs whose
+        rewards count."""
+        self._stage, self._scored, self._count = stage, scored, epochs
         self.config, self.context, self.epoch, self.inputs = stage.config, stage.context, stage.epoch, stage.inputs()
 
     def write(self, folder: Path) -> Output:
@@ -132,9 +129,6 @@ class EpochAdvantages:
             "advantage": _nullable(advantages, counted),
         }
         write_rows("advantages", folder, columns, {"artifact": self._rolled_out})
-        if everything.turns is not None:
-            turns = {"sample_id": columns["sample_id"], "turn": everything.turns.tolist()}
-            write_rows("return_turns", folder, turns)
 
     @property
     def _rolled_out(self) -> str:
@@ -216,7 +210,7 @@ class EpochAdvantages:
 
     def _epochs(self) -> list[SampleRewards]:
         """Return the rewards of each epoch's samples, this one first."""
-        count, refs = self._scored * self._turns, self.inputs
+        count, refs = self._scored, self.inputs
         scored = [ref for ref in refs if ref.kind == "rewards"]
         section = self.config.advantage
         rolled: Sequence[ArtifactRef | None] = [None] * self._count
@@ -238,20 +232,13 @@ class EpochAdvantages:
         rewards, section = self.config.rewards, self.config.advantage
         penalty, weights = torch.zeros(len(ids), dtype=torch.float64), [reward.weight for reward in rewards]
         drawings = None if drawn is None else drawings_of(self.context.store, drawn, self.config, ids)
-        # Scores of all turns are composed together; NaN where one failed.
-        together = [pa.concat_tables(tables[number :: self._scored]) for number in range(self._scored)]
-        by_turn = [part.view(-1, len(ids)) for part in optimized_parts(rewards, together[: len(rewards)])]
-        best = None
-        if self._turns > 1 and drawings is not None:
-            best = best_turns(weighted(by_turn, weights, like=penalty), drawings)
-        parts = [of_turn(part, best) for part in by_turn]
+        parts = optimized_parts(rewards, tables[: len(rewards)])
         summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
             # Mean over the trained steps.
             kl = self._of_samples(trajectories, ids, "reference_kl", lambda kl: sum(kl) / len(kl))
             penalty = section.kl_coef * kl
-        scores = (torch.tensor(table.column("reward").to_numpy()) for table in together[len(rewards) :])
-        watched = [of_turn(each.view(-1, len(ids)), best) for each in scores]
+        watched = [torch.tensor(table.column("reward").to_numpy()) for table in tables[len(rewards) :]]
         distances = None if section.diversity is None else watched.pop()
         if section.kl_gate is not None:
             penalty = torch.where(uncertain(summed, watched, section.kl_gate), penalty, 0.0)
@@ -273,7 +260,6 @@ class EpochAdvantages:
             total=summed - penalty,
             cut=cut,
             distances=distances,
-            turns=None if best is None else best + 1,
         )
 
     def _of_samples(self, ref: ArtifactRef, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]) -> Tensor:

@@ -39,12 +39,10 @@ class EvaluateStage(Sampling):
 
     @property
     def before(self) -> TurnNodes | None:
-        """The turn before, of the same evaluation."""
         name, _ = split_turn(self.slot)
         return None if self.turn == 1 else turn_nodes(self.config, self.epoch, self.turn - 1, name, evaluation=True)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts, the turn before."""
         return (policy_after(self.epoch), Node(0, "preprocess"), *self.heard())
 
     def planned_shards(self) -> list[Shard]:
@@ -61,7 +59,6 @@ class EvaluateStage(Sampling):
         ]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Sample a part of one split."""
         total, prompts = self.config.evaluate.samples, self.context.prompts[split_of(shard.name)]
         jobs = [
             SampleRequest(prompt=prompt, replica=replica, name=f"{split_of(shard.name)}-{prompt.id}-{replica:04d}")
@@ -73,10 +70,8 @@ class EvaluateStage(Sampling):
         return output
 
     def part_of(self, shard: Shard) -> str:
-        """Return the split."""
         return split_of(shard.name)
 
     @cached_property
     def maker(self) -> Sampler:
-        """Draws that are the same for every policy."""
         return self.policy_kind.evaluation(self.making)

@@ -73,15 +73,12 @@ class ExportStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Models of the export, and of its images."""
         return self.policy_kind.exporting_parts
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard("model")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Write model, settings and card."""
         exporting = ExportRequest(
             context=self.context, host=self.host, epoch=self.epoch, format=self.format, inputs=self.inputs()[:3]
         )

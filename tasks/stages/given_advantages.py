@@ -25,19 +25,15 @@ class GivenAdvantageStage(Stage):
         return {"given": given, "seed": self.config.run.seed, "epoch": self.epoch}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The ingested samples, with their ratings."""
         return (self.plan.samples_of(self.epoch),)
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard("advantages")]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """The figures of the one shard."""
         return records[0].summary
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Choose groups, and write the advantages of their samples."""
         import numpy as np
 
         from flowmill.storage.trajectories.tables import read_rows, write_rows

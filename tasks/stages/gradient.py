@@ -51,7 +51,6 @@ class GradientStage(Scoring):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """The decoder, where images are scored."""
         needs = needs_of(self.section.name, self.section.options)
         return frozenset() if needs.media == "latents" else frozenset({Part.VAE})
 

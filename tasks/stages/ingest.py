@@ -52,7 +52,6 @@ class IngestStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """The autoencoder, for images and clips."""
         return self.policy_kind.given_parts
 
     @property
@@ -73,7 +72,6 @@ class IngestStage(Stage):
         return [Shard(f"{start:08d}-{stop:08d}", start, stop) for start, stop in cover(ends, committed)]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Read, check and encode the rows of one shard."""
         from flowmill.storage.trajectories.tables import write_rows
         from flowmill.tasks.stages.shard_writer import ShardWriter
 
@@ -112,7 +110,6 @@ class IngestStage(Stage):
         return Output(rows=writer.rows, summary=summary, written=written, content=lambda: str(contents))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Count rows, samples, and rows that were left out."""
         samples = sum(record.rows for record in records)
         if not samples:
             raise DataError(

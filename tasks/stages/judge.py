@@ -40,7 +40,6 @@ class JudgeStage(Scoring):
         return {**super().options(), "images": self.config.evaluate.images}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The evaluation, or its renders."""
         return (self.plan.judged_by(self.section, self.epoch, self.evaluation),)
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
@@ -90,7 +89,6 @@ class JudgeStage(Scoring):
         return [each.text(row) or "" for each in opened for row in range(each.table.num_rows)][:count]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Figures by prompt list."""
         splits: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         for record in records:
             if not record.shard.endswith(_SHOWN):

@@ -67,7 +67,6 @@ class OptimizeStage(Stage):
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Batch sizes of training, decoding and reward gradients."""
         size = {"micro_batch_size": self.config.execution.micro_batch_size}
         if not self.plan.algorithm.requires.rewards:
             return size
@@ -75,7 +74,6 @@ class OptimizeStage(Stage):
         return {**size, "decode_batch_size": decode_rows(self.config), "batch_size": min(own, default=None)}
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard(SHARD)]
 
     def run(self, shard: Shard, folder: Path) -> Output:
@@ -116,5 +114,4 @@ class OptimizeStage(Stage):
         self._trained = None
 
     def cleanup(self, ref: ArtifactRef) -> None:
-        """Remove the checkpoints within the epoch."""
         clear_checkpoints(self.context.store, ref)

@@ -45,16 +45,13 @@ class PolicyStage(Stage):
         return {**lora, "lora": model.lora.model_dump(mode="json"), **seed, **start}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The base model."""
         return (Node(0, "base"),)
 
     @property
     def parts(self) -> frozenset[Part]:
-        """The trained parts."""
         return self.policy_kind.training_parts
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard(SHARD)]
 
     def load(self) -> None:

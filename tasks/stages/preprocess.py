@@ -19,19 +19,15 @@ class PreprocessStage(Stage):
     """The prompt table of a run, with the content hash of every prompt's embedding."""
 
     def options(self) -> Mapping[str, Any]:
-        """The prompts themselves."""
         return {"prompts": self.facts.prompts_identity}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The embedding cache."""
         return (Node(0, "encode"),)
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard("prompts")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Write the table."""
         from flowmill.storage.trajectories.source_images import write_references
 
         rows = [(split, prompt) for split, prompts in self._prompts.items() for prompt in prompts]
@@ -50,7 +46,6 @@ class PreprocessStage(Stage):
         return Output(rows=len(rows))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Count prompts by split."""
         return {split: len(prompts) for split, prompts in self._prompts.items()}
 
     @property

@@ -55,16 +55,13 @@ class DrawingStage(Stage):
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of drawing and of decoding."""
         drawer = self.plan.drawer.config
         return {"render_rows": drawer.execution.rollout_batch_size, "decode_batch_size": decode_rows(drawer)}
 
     def shards(self) -> list[Shard]:
-        """The shards of the texts."""
         return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Draw the texts of one shard."""
         from flowmill.tasks.stages.shard_writer import ShardWriter
 
         self.host.use_threads()
@@ -94,7 +91,6 @@ class DrawingStage(Stage):
             return Output(rows=writer.rows, summary=figures, written=writer.end(), content=lambda: str(contents))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Count images, and those of empty texts."""
         return {
             "images": sum(record.rows for record in records),
             "empty": sum(record.summary["empty"] for record in records),
@@ -165,7 +161,6 @@ class RenderStage(DrawingStage):
     """Images of an epoch's texts."""
 
     def draws(self) -> Mapping[str, int]:
-        """Run seed and epoch."""
         return {"seed": self.config.run.seed, "epoch": self.epoch}
 
     def upstream(self) -> tuple[Node, ...]:
@@ -184,7 +179,6 @@ class DepictStage(DrawingStage):
     """Images of an evaluation's texts, from fixed noise; the slot names an evaluation that is not the run's own."""
 
     def draws(self) -> Mapping[str, int]:
-        """The evaluation's seed."""
         return {"seed": self.config.evaluate.seed}
 
     def upstream(self) -> tuple[Node, ...]:

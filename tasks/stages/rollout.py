@@ -33,7 +33,6 @@ class RolloutStage(Sampling):
 
     @property
     def before(self) -> TurnNodes | None:
-        """The turn before, of the same epoch."""
         return None if self.turn == 1 else turn_nodes(self.config, self.epoch, self.turn - 1, evaluation=False)
 
     def upstream(self) -> tuple[Node, ...]:
@@ -46,7 +45,6 @@ class RolloutStage(Sampling):
         return planned_shards(self.context.store, self.config, self.ref)
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Sample the groups of one shard."""
         size = self.config.rollout.group_size
         places = [divmod(number, size) for number in range(shard.start, shard.stop)]
         jobs = [self._job(self.groups[group], replica) for group, replica in places]
@@ -74,7 +72,6 @@ class RolloutStage(Sampling):
 
     @cached_property
     def maker(self) -> Sampler:
-        """Stochastic steps of this epoch's draws."""
         return self.policy_kind.rollout(self.making)
 
     def _job(self, prompt: StoredPrompt, replica: int) -> SampleRequest:

@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import CorruptError
 from flowmill.configs.schema import RunConfig
@@ -20,9 +21,6 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import in_few_chunks
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +42,6 @@ class SampleRewards:
     """(N,) bool: left out, as it ended where it had to."""
     distances: Tensor | None = None
     """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
-    turns: Tensor | None = None
-    """(N,) int64: the turn whose rewards count, if that is the best."""
 
     def take(self, mask: Tensor) -> SampleRewards:
         """Return some rows (N,) bool."""
@@ -59,7 +55,6 @@ class SampleRewards:
             total=self.total[mask],
             cut=self.cut[mask],
             distances=None if self.distances is None else self.distances[mask],
-            turns=None if self.turns is None else self.turns[mask],
         )
 
 
@@ -85,7 +80,6 @@ def figures_of_samples(
     """Return a figure of a column of stored samples, (N,) float64.
 
     Args:
-        store: the store.
         ref: an artifact of samples.
         form: of the trajectory store.
         names: ids of the samples.

@@ -32,16 +32,13 @@ class Sampling(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Model parts that sampling needs."""
         return self.policy_kind.sampling_parts
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of sampling and of decoding."""
         return sampling_sizes(self.config)
 
     def load(self) -> None:
-        """Load the sampler's models."""
         self.maker.load()
 
     def rest(self) -> None:
@@ -88,7 +85,6 @@ class Sampling(Stage):
         Args:
             shard: the shard, of which ``start`` says how many jobs come before it.
             folder: where its files go.
-            jobs: its jobs.
             total: jobs of all shards that are counted together.
             figures: figures of the content.
             returned: how many samples to return.

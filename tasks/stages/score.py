@@ -22,7 +22,6 @@ class ScoreStage(Scoring):
     _followed: RolloutStage | None = None
 
     def take_slot(self) -> None:
-        """Find the reward or monitor."""
         label, self.earlier = split_turn(self.slot)
         self.section = self.facts.reward_section(label)
 
@@ -56,11 +55,9 @@ class ScoreStage(Scoring):
         return groups
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
-        """Report the mean optimized reward of the rollouts."""
         figures = figures_of(scores.values, None)
         if "mean" in figures and self.section in self.config.rewards:
             self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {figures['mean']:.3f}")
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Average over all shards."""
         return mean_figures([(record.rows, record.summary) for record in records])

@@ -36,7 +36,6 @@ class Scoring(Stage):
 
     separable = True
     section: RewardSection
-    """The reward."""
     earlier: str = ""
     """The slot of a turn before the last, whose new images alone are scored for comments; empty for the last."""
     _wholes: Mapping[str, list[str]] = {}
@@ -62,7 +61,6 @@ class Scoring(Stage):
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of calls of the reward."""
         return {"batch_size": self.section.batch_size}
 
     @property
@@ -105,7 +103,6 @@ class Scoring(Stage):
         return declared_needs(self.host.rewards.of(section))
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Score the samples of one shard."""
         reward = self.host.rewards.of(self.section)
         batch, table = self.read(shard, declared_needs(reward))
         with self.host.rewards.at_work(reward):

@@ -29,7 +29,6 @@ class StageRun:
         """Bind to a stage.
 
         Args:
-            stage: the stage.
             force: make a new attempt although the work is committed.
             ordered: which attempt it is was decided by who ordered it.
         """
@@ -71,7 +70,6 @@ class StageRun:
         before the last counts.
 
         Args:
-            shards: the shards.
             on_commit: called with the name of each as soon as it is committed, maybe on another thread.
         """
         names: list[str] = []

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import CorruptError
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -22,9 +23,6 @@ from flowmill.tasks.advantages.tokens import explained_variance
 from flowmill.tasks.algorithms.token_objectives import masked_sum, token_kl
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.modalities.reader import RaggedArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LIST = pa.list_(pa.float32())
 
@@ -53,7 +51,6 @@ class TokenTables:
         """Read an advantage stage's inputs for some samples.
 
         Args:
-            store: the store.
             inputs: artifacts, of which trajectories and values are read.
             samples: their order.
             form: of the trajectory store.
@@ -74,7 +71,6 @@ class TokenTables:
         """Return an estimator's result for the samples that count.
 
         Args:
-            estimator: the estimator.
             scores: (M,) float64.
             groups: (M,) int64.
             counted: (N,) bool, M of them true.

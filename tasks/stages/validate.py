@@ -25,12 +25,10 @@ class ValidateStage(Stage):
     collective = True
 
     def take_slot(self) -> None:
-        """Check that there are such rows."""
         if not self.plan.has_losses:
             raise ConfigError("stage 'validate' needs held-out rows of given data. Set data.heldout.")
 
     def options(self) -> Mapping[str, Any]:
-        """The objective, the weights, and the seed of noise."""
         data = data_of(self.config)
         return {
             "algorithm": self.config.optimize.fingerprinted()["algorithm"],
@@ -41,29 +39,23 @@ class ValidateStage(Stage):
         }
 
     def places(self) -> tuple[OptionPath, ...]:
-        """Files of the algorithm."""
         return algorithm_places(self.config)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy and the rows."""
         return (policy_after(self.epoch), Node(0, "ingest", HELD_OUT))
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Trained parts."""
         return self.policy_kind.training_parts
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Batch size of training."""
         return {"micro_batch_size": self.config.execution.micro_batch_size}
 
     def shards(self) -> list[Shard]:
-        """One."""
         return [Shard("losses")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Compute the losses, on all ranks together."""
         from flowmill.tasks.training.data import HeldOutData
         from flowmill.tasks.training.epoch import TrainingEpoch
 
@@ -74,5 +66,4 @@ class ValidateStage(Stage):
         return Output(rows=rows, summary=figures)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """The figures of the one shard."""
         return records[0].summary

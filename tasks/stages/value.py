@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from flowmill.models.policies.parts import Part
@@ -16,9 +17,6 @@ from flowmill.tasks.modalities.modality import ValueRequest
 from flowmill.tasks.specs.graph import Node, policy_after
 from flowmill.tasks.specs.run_inputs import critic_identity
 from flowmill.tasks.stages.stage import Output, Shard, Stage
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class ValueStage(Stage):
@@ -44,16 +42,13 @@ class ValueStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Trained parts, and the critic."""
         return self.policy_kind.training_parts | {Part.CRITIC}
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of training, which computes values again."""
         return {"micro_batch_size": self.config.execution.micro_batch_size}
 
     def shards(self) -> list[Shard]:
-        """The shards of the trajectories."""
         return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[1]).shards]
 
     def load(self) -> None:
@@ -61,7 +56,6 @@ class ValueStage(Stage):
         self._valuing.load()
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Compute the values of one shard."""
         self.host.use_threads()
         store, trajectories = self.context.store, self.inputs()[1]
         record = store.record(trajectories, shard.name)

@@ -81,7 +81,6 @@ def metric_of(point: Point, time_ms: int, *, model: str | None = None, dataset: 
     """Return the MLflow metric of a point.
 
     Args:
-        point: the point.
         time_ms: commit time of the point's source, in milliseconds since 1970.
         model: for a score: id of the logged model.
         dataset: for a score: name and digest of the prompt list.

@@ -34,7 +34,6 @@ class Owner:
     run_id: str
     """MLflow's id of the run."""
     experiment_id: str
-    """Experiment."""
     kind: str
     """Kind of training: lora or full."""
 
@@ -97,7 +96,6 @@ class Export:
     """An exported model."""
 
     epoch: int
-    """Epoch."""
     folder: Path
     """Its files."""
     digest: str

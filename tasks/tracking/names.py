@@ -54,7 +54,6 @@ def mlflow_name(kind: str, name: str) -> str:
 
     Args:
         kind: kind of name, a key of ``RULES``.
-        name: the name.
     """
     rule = RULES[kind]
     accepted = rule.refused.sub("-", name)

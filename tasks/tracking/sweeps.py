@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from mlflow import MlflowClient
 
 from flowmill.configs.escaping import in_cell
 from flowmill.tasks.metrics.sweep import Outcome
@@ -14,9 +15,6 @@ from flowmill.tasks.tracking.client import open_client, reaching
 from flowmill.tasks.tracking.descriptions import experiment
 from flowmill.tasks.tracking.locations import REPORT, tracking_uri
 from flowmill.tasks.tracking.names import mlflow_name
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _SWEEP = "flowmill.sweep"
 #: The table of variants, best first.

@@ -58,7 +58,6 @@ class Tracker:
         """Start the thread; the caller's thread imports no MLflow and opens no connection.
 
         Args:
-            context: the run.
             orchestrator: tags that link to the orchestrator's run, such as its id and URL.
             attends: the run is being executed: set its state, record the machine's load, and start a new MLflow run if
                 the old one does not fit. Otherwise, and for a complete run, only add new data to an MLflow run that

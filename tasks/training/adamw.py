@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from flowmill.configs.schema import OptimizeSection
 from flowmill.tasks.training.optimizers import adamw_settings
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class AdamW(torch.optim.AdamW):

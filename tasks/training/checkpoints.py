@@ -29,7 +29,6 @@ class Checkpoints:
         self._behind = BackgroundCommit()
 
     def __enter__(self) -> Checkpoints:
-        """Return itself."""
         return self
 
     def __exit__(

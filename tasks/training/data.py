@@ -46,9 +46,7 @@ class TrainingData:
         """Bind to the artifacts of an epoch.
 
         Args:
-            context: the run.
             kind: the policy's kind.
-            epoch: the epoch.
             inputs: the previous policy, then trajectories, advantages and, if stored, gradients of this epoch and of
                 the replayed ones.
         """

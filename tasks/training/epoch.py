@@ -16,6 +16,7 @@ import torch
 from flowmill.configs.advantages import ReplaySection
 from flowmill.configs.errors import DataError
 from flowmill.configs.schema import OptimizeSection
+from flowmill.models.policies.trainable import Trainable
 from flowmill.models.weights.ema import Ema
 from flowmill.models.weights.lora import stack_note
 from flowmill.models.weights.sharding import between
@@ -37,7 +38,6 @@ from flowmill.tasks.training.policy_moves import policy_moves
 from flowmill.tasks.training.state import METRICS, RetainedState, read_state, write_state
 
 if TYPE_CHECKING:
-    from flowmill.models.policies.trainable import Trainable
     from flowmill.tasks.runtime.host import ModelHost
 
 
@@ -48,7 +48,6 @@ class TrainingEpoch:
         """Bind to data and models.
 
         Args:
-            data: the training data.
             host: holds the models.
             ref: the policy that training makes, which owns the checkpoints.
         """

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from flowmill.models.weights.sharding import local, number
-
-if TYPE_CHECKING:
-    from torch import nn
 
 #: Decrease of the exponent after an overflow.
 _STEP = 2

@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import widened
 from flowmill.tasks.algorithms.base import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Prefix of the gradient norm of one of several trained modules.
 MODULE_NORM = "grad_norm_"

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from flowmill.models.weights.sharding import local, spread_like
 from flowmill.tasks.modalities.memory import AT_A_TIME
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PlacedOptimizer:

@@ -76,7 +76,6 @@ def make_optimizer(
 
     Args:
         parameters: float32.
-        section: the settings.
         execution: placement of a step; None: the defaults.
         device: the device of the models; None: that of the parameters.
     """

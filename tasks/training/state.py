@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,9 +28,6 @@ from flowmill.tasks.training.loop import TrainedPart, TrainerState
 from flowmill.tasks.training.loss_scaling import LossScale
 from flowmill.tasks.training.optimizers import MomentOptimizer
 
-if TYPE_CHECKING:
-    import torch
-
 METRICS = "metrics.json"
 
 
@@ -38,7 +36,6 @@ class PartFiles:
     """The files of a further trained model."""
 
     weights: str
-    """Its weights."""
     optimizer: str
     """Its optimizer's moments."""
 

@@ -1,4 +1,4 @@
-"""``make bench``: costs of epochs, waiting and stores, how soon algorithms learn, peers on the same work.
+"""``make bench``: costs of epochs and stores, how soon algorithms learn, peers on the same work.
 
 ``python -m tools.benchmarks [PART ...] [--write]``; with ``--write`` each table replaces the one in its page. Ratios
 are of one run; seconds are of this machine.
@@ -12,17 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.benchmarks import (
-    crossing,
-    epoch,
-    learning,
-    nulls,
-    page,
-    peers,
-    scale,
-    store,
-    waits,
-)
+from tools.benchmarks import crossing, epoch, learning, page, peers, scale, store, waits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = {"learning": DOCS / "algorithms.md"}
@@ -38,7 +28,6 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         "epoch": epoch.table,
         "store": store.table,
         "scale": lambda: scale.table(scale.parsed(["--runs"])),
-        "nulls": nulls.table,
         "waits": waits.table,
         "crossing": lambda: crossing.table(crossing.options_of(crossed)),
         "learning": lambda: _learning(options.seeds),

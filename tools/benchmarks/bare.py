@@ -20,7 +20,7 @@ import diffusers
 import torch
 from peft import LoraConfig
 
-from flowmill.models.policies.compilation import compile_blocks
+from flowmill.models.policies.pipeline import compile_blocks
 from flowmill.models.policies.sd3 import SD3
 from flowmill.models.weights.merging import Merged
 from tools.benchmarks.work import WORK, Rows

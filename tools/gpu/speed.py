@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from flowmill.models.policies.attention import set_attention
-from flowmill.models.policies.compilation import compile_blocks
 from flowmill.models.policies.compute_meter import Meter, peak_flops
+from flowmill.models.policies.pipeline import compile_blocks
 from tools.gpu.lines import Line, Lines, equal
 from tools.gpu.memory import Row, config_of, some_blocks, traces_of
 

@@ -23,7 +23,6 @@ def read_conditioning(
     """Return one row per prompt, each with its negative when guidance is on.
 
     Args:
-        context: the run.
         prompts: B prompts; the row of equal prompts is read and moved once.
         device: target device.
         dtype: the model's dtype; integers keep their own.

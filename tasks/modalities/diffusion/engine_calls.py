@@ -17,6 +17,7 @@ from flowmill.models.maths.transitions import ODE, FlowSDE, Kernel
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.models.policies.nan_checks import noise_levels
 from flowmill.models.weights.merging import merged_state
+from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.components import make_kernel
 from flowmill.tasks.inputs.prompts import uses_guidance
 from flowmill.tasks.inputs.weight_sources import Weights
@@ -25,7 +26,6 @@ from flowmill.tasks.runs.seeds import derive, generator
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flowmill.storage.layout import ArtifactRef
     from flowmill.tasks.modalities.diffusion.setting_combination import Combination
     from flowmill.tasks.runtime.host import ModelHost
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import EngineError
 from flowmill.models.engines.chains import ChainEngine, ChainRequest, ChainServer, DenoisingChain, Drawing
@@ -32,9 +32,6 @@ from flowmill.tasks.modalities.diffusion.engine_calls import (
 from flowmill.tasks.modalities.diffusion.rollout_sampling import ChainBatch, RolloutSampler
 from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext, WorksAhead
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 #: Relative distance of velocities above which rounding is not the cause. Kernels of another library round otherwise;
 #: with TF32 a float32 product has the fraction of float16.
 _TOLERANCE, _ROUNDED = 1e-3, 0.05
@@ -52,7 +49,6 @@ class EngineSampler(RolloutSampler, WorksAhead):
         self._lock = threading.Lock()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Return the samples of one batch."""
         return next(self.each([jobs]))
 
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:

@@ -27,7 +27,6 @@ class EvaluationSampler:
     """Makes samples with fixed seeds, using the average of the weights if there is one."""
 
     def __init__(self, making: SamplingContext) -> None:
-        """Bind to the sampling context."""
         self._making, self._config = making, making.config
         self._models = SamplingModels(making, Weights.AVERAGE)
 

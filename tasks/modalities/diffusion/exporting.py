@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from PIL import Image
 
 from flowmill.models.image_files import within
 from flowmill.models.policies.diffusion import DiffusionPolicy, PipelineCall
 from flowmill.models.policies.pipeline_index import index_file, read_index_file
+from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.export.card import CardContent, model_card
-from flowmill.tasks.export.evaluations import Shown, evaluation_images
 from flowmill.tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
 from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.export.usage import Usage, input_names, lora_files
@@ -26,8 +28,8 @@ from flowmill.tasks.modalities.diffusion.evaluation_sampling import sizes_of
 from flowmill.tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
-    from flowmill.models.weights.lora import LoraSpec
     from flowmill.tasks.modalities.modality import ExportRequest
+
 
 #: Columns of the before-and-after picture.
 _SHOWN = 6
@@ -38,7 +40,6 @@ class PipelineExport:
     """A LoRA file for ``load_lora_weights``, or a full pipeline folder for ``from_pretrained``; card and settings."""
 
     def __init__(self, exporting: ExportRequest) -> None:
-        """Bind to an export request."""
         self._context, self._config, self._host = exporting.context, exporting.config, exporting.host
         self._epoch, self._lora, self._inputs = exporting.epoch, exporting.format == "lora", exporting.inputs
 
@@ -149,3 +150,30 @@ class PipelineExport:
 
 def _caption(shown: Shown, when: str) -> tuple[str, str]:
     return shown.prompt, f"{when}: {shown.verdict}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One image or clip of an evaluation."""
+
+    prompt: str
+    verdict: str
+    """Note and score of the first reward; empty if it has not scored."""
+    media: np.ndarray
+    """(H, W, 3) or (F, H, W, 3) uint8."""
+
+
+def evaluation_images(view: RunView, epoch: int, split: str, count: int) -> list[Shown]:
+    """Return the first images of a split; empty if the epoch was not evaluated, or samples are not decoded."""
+    entry = view.chain.find(epoch, "evaluate")
+    if entry is None or view.store.manifest(entry.ref) is None or not view.config.rollout.media.decodes:
+        return []
+    label, rows = view.config.rewards[0].slot, view.samples(epoch, evaluation=True).to_pylist()
+    chosen = [row for row in rows if row["list"] == split][:count]
+    media = view.pictures(epoch, [row["sample_id"] for row in chosen], evaluation=True)
+
+    def verdict(row: dict[str, Any]) -> str:
+        score = row.get(f"reward.{label}")
+        return f"{row.get(f'note.{label}') or ''} {'' if score is None else f'{score:.3g}'}".strip()
+
+    return [Shown(prompt=row["prompt"], verdict=verdict(row), media=media[row["sample_id"]]) for row in chosen]

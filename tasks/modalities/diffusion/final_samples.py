@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.conditioning import Conditioning
@@ -15,9 +16,6 @@ from flowmill.models.policies.nan_checks import finite
 from flowmill.storage.trajectories.media import Sound
 from flowmill.tasks.inputs.components import decode_rows
 from flowmill.tasks.modalities.media import decode_in_slices
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.conditioning import Conditioning, Guided
 from flowmill.models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from flowmill.tasks.runtime.ranks import Ranks
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Inputs(NamedTuple):

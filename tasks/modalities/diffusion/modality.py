@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.rewards import RewardSection
@@ -19,6 +20,7 @@ from flowmill.models.engines import make_chain_engine
 from flowmill.models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.tokenization import refusal
+from flowmill.models.policies.trainable import Trainable
 from flowmill.models.rewards.base import Batch as Scored
 from flowmill.models.rewards.base import Needs
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
@@ -51,9 +53,6 @@ from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.specs.plan import RunPlan
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flowmill.models.policies.trainable import Trainable
     from flowmill.tasks.runtime.host import ModelHost
     from flowmill.tasks.runtime.renderer import Renderer
 
@@ -71,19 +70,15 @@ class Diffusion(Kind):
     exporting_parts = frozenset({Part.DENOISER, Part.VAE})
 
     def check(self, plan: RunPlan) -> None:
-        """Check samplers, plans and their combinations with other settings."""
         check_diffusion(plan)
 
     def cost(self, plan: RunPlan) -> Cost:
-        """Count rows of the denoiser."""
         return cost_of_diffusion(plan)
 
     def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
-        """Build denoisers and autoencoder without weights."""
         return denoiser_memory(plan, optimizer, reference=reference)
 
     def drawing_memory(self, plan: ResolvedConfig) -> DrawingMemory | None:
-        """Build text encoders, denoisers and autoencoder without weights."""
         return drawing_memory(plan)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
@@ -114,15 +109,12 @@ class Diffusion(Kind):
         return first.same(second)
 
     def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
-        """Encode images or clips."""
         return media_samples(making, samples, contents)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
-        """Return the sampler of the ODE from fixed noise."""
         return EvaluationSampler(making)
 
     def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int) -> None:
-        """Write the first clips in a widely supported format."""
         form = replace(media_format(config), lossless=False, codec="aac")
         for number, sample in enumerate(samples[: max(0, _CLIPS - before)], before):
             if sample.media is not None and sample.media.ndim == 4:
@@ -134,11 +126,9 @@ class Diffusion(Kind):
         check_scored(section, needs, config)
 
     def trial(self, config: RunConfig) -> np.ndarray:
-        """Return noise of the configured size."""
         return trial_media(config)
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
-        """Return final latents, sounds, images or clips."""
         rows = range(shard.table.num_rows)
         if needs.media == "latents":
             return np.stack([shard.final_latents(row) for row in rows])
@@ -173,19 +163,15 @@ class Diffusion(Kind):
         return training_set(training, shards, advantages, requires)
 
     def follow(self, following: RewardGradientRequest, batch: Scored) -> RewardGradientResult:
-        """Decode final latents, and backpropagate through reward and decoder."""
         return follow(following, batch)
 
     def asked_parts(self, config: RunConfig) -> frozenset[Part]:
-        """Return the autoencoder, if a reward reads images."""
         return decoded_parts(config)
 
     def give_rewards(self, models: Models, host: ModelHost) -> None:
-        """Give the models rewards that decode, score and backpropagate."""
         cast(DiffusionModels, models).rewards = TrainingRewards(host.config, host)
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> DiffusionModels:
-        """Return the models, which compute velocities."""
         return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
 
     def export(self, exporting: ExportRequest, folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.sampling import Sampler, ode_plan, sample
@@ -23,8 +24,6 @@ from flowmill.tasks.modalities.diffusion.final_samples import Finals
 from flowmill.tasks.runs.seeds import generator
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.tasks.runtime.renderer import Renderer
 
 

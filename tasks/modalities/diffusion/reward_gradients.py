@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.configs.errors import RewardError
 from flowmill.configs.rewards import RewardSection
@@ -23,8 +24,6 @@ from flowmill.tasks.inputs.components import decode_rows
 from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.policies.diffusion import DiffusionPolicy
 
 

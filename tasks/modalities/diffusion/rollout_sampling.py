@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.branching import Branches, branch
 from flowmill.models.maths.conditioning import Conditioning
@@ -25,14 +26,10 @@ from flowmill.storage.trajectories.base import Sample
 from flowmill.tasks.inputs.components import make_kernel, make_plan, make_solver
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.modalities.diffusion.final_samples import Finals
+from flowmill.tasks.modalities.diffusion.lockstep import InStep
 from flowmill.tasks.modalities.diffusion.velocities import SamplingModels
 from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
 from flowmill.tasks.runs.seeds import derive, generator
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flowmill.tasks.modalities.diffusion.lockstep import InStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,6 @@ class RolloutSampler:
     """Makes the samples of an epoch with the rollout policy."""
 
     def __init__(self, making: SamplingContext) -> None:
-        """Bind to the sampling context."""
         self._making, self._config, self._epoch = making, making.config, making.epoch
         self._models = SamplingModels(making, Weights.BEHAVIOR)
         self._means = making.context.plan.requires.old_means

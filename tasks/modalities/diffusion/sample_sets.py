@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.models.devices import moved
@@ -27,9 +28,6 @@ from flowmill.tasks.modalities.proximal import Proximal, RowFile, importance_wei
 from flowmill.tasks.modalities.rows import Units, padded, single_rows
 from flowmill.tasks.modalities.sample_set import Correctable, SampleSet, stacked, tensor_of
 from flowmill.tasks.runs.seeds import derive, generator, permutation
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Default requirements: only samples with a nonzero advantage are trained.
 _PLAIN = Requirements()
@@ -55,7 +53,6 @@ class TransitionSet(Correctable):
 
         Args:
             shards: the shards, opened.
-            advantages: their advantages.
             kernel: the sampler's step, for the noise stds of the schedule.
             means: read stored means.
             condition: returns the conditioning of a batch on demand; that of an epoch may exceed a device's memory.
@@ -83,15 +80,12 @@ class TransitionSet(Correctable):
         self._measure(requires)
 
     def positions(self) -> np.ndarray:
-        """Return the number of trained steps of each sample."""
         return self.reader.steps.sizes
 
     def steps(self, rows: np.ndarray) -> np.ndarray:
-        """Return the denoising steps of rows."""
         return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
 
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows of older policies that can contribute."""
         return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
 
     def changed_policy(self) -> None:
@@ -115,7 +109,6 @@ class TransitionSet(Correctable):
         return lambda units: expect(self.batch(units, padded(len(units.rows), size)), DiffusionBatch)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
-        """Return the transitions of rows."""
         device = self.device
         samples, steps = rows[:, 0].tolist(), self.steps(rows).tolist()
         places = list(zip(samples, steps, strict=True))
@@ -222,11 +215,9 @@ class ForwardSet(SampleSet):
         return [units.take(np.array(numbers)) for numbers in parts.values()]
 
     def positions(self) -> np.ndarray:
-        """Return the number of noise levels of each sample."""
         return np.full(len(self.reader), self._times.count)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
-        """Return the noised samples of rows."""
         device = self.device
         keys = common["keys"]
         samples = [sample for sample, _ in keys]

@@ -71,7 +71,6 @@ class StateSet(SampleSet):
 
         Args:
             shards: the shards, opened.
-            advantages: their advantages.
             calls: K: required steps after a state.
             condition: returns the conditioning of a batch.
             device: the device of batches.
@@ -89,11 +88,9 @@ class StateSet(SampleSet):
         return np.array(followed, np.int64)
 
     def steps(self, rows: np.ndarray) -> np.ndarray:
-        """Return the steps that start from rows."""
         return np.array([self.reader.states[sample][position] for sample, position in rows], np.int64)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
-        """Return the states of rows."""
         device, keys, steps = self.device, common["keys"], self.steps(rows).tolist()
         samples = [sample for sample, _ in keys]
         grids = [self.reader.sigmas[sample] for sample in samples]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
@@ -28,8 +29,6 @@ from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.modalities.diffusion.reward_gradients import by_frames, check_slopes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flowmill.models.policies.diffusion import DiffusionPolicy
     from flowmill.tasks.runtime.host import ModelHost
 

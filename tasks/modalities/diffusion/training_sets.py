@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.storage.trajectories.base import TrajectoryShard
@@ -20,9 +20,6 @@ from flowmill.tasks.modalities.diffusion.states import Condition, RowMetadata, S
 from flowmill.tasks.modalities.modality import Training
 from flowmill.tasks.modalities.sample_set import SampleSet
 from flowmill.tasks.runs.seeds import derive
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def training_set(

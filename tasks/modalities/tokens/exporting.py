@@ -76,7 +76,6 @@ class LanguageModelExport:
     """A model folder, or an adapter and the base model's name; with card and settings."""
 
     def __init__(self, exporting: ExportRequest) -> None:
-        """Bind to an export request."""
         self._exporting, self._context, self._config = exporting, exporting.context, exporting.config
 
     def write(self, folder: Path) -> None:

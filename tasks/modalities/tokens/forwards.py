@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.models.devices import moved
 from flowmill.models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
 from flowmill.models.maths.tokens import Widths
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Row = Sequence[int] | np.ndarray
 

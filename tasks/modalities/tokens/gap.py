@@ -28,7 +28,6 @@ def check_gap(
         engine: the engine that drew the completions.
         policy: the trained policy.
         prompts: tokens of each prompt.
-        completions: completions.
         own: log-probs of each, as training computes them.
     """
     tolerance = tolerance_of(engine, policy.settings.dtype, policy.settings.device)

@@ -110,7 +110,6 @@ class Prompts:
         """Return the ids of a prompt, at least one.
 
         Args:
-            text: its text.
             images: content keys of its images.
         """
         key = (text, *images)
@@ -263,7 +262,6 @@ class Prompts:
 
         Args:
             text: the prompt, for errors.
-            messages: the messages.
             numbers: of the images of the last.
             generate: end with the beginning of an answer.
         """

@@ -11,22 +11,25 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.render import TurnsSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.shared_prompts import SharedWidths
 from flowmill.models.maths.tokens import Widths
 from flowmill.models.policies.language_model_folders import (
+    CONTEXT,
     add_template,
     context_length_of,
     frame_of,
     load_tokenizer,
     stated_ends,
 )
+from flowmill.models.text.control_tokens import as_text, chat_ids
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.prompt_rows import read_picture
-from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
+from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, StoredPrompt, image_files, image_keys
 from flowmill.tasks.inputs.renderer import sees_images
 from flowmill.tasks.inputs.resolved import ResolvedConfig
-from flowmill.tasks.modalities.tokens.comments import Comments, longest_context
 from flowmill.tasks.modalities.tokens.prompts import Look, Prompts, no_images
 from flowmill.tasks.modalities.tokens.seen_images import SeenImages, drawn_images
 from flowmill.tasks.specs.turns import turns_of
@@ -114,7 +117,6 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     """Return the prompts of a run, read with its model's tokenizer.
 
     Args:
-        context: the run.
         policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
     """
     run_prompts = _READ.get(context)
@@ -137,7 +139,6 @@ def prompts_in(folder: Path, plan: ResolvedConfig, *, look: Look = no_images, to
 
     Args:
         folder: folder of the model.
-        plan: of the run.
         look: opens images.
         tokenizer: the model's, if it is loaded.
     """
@@ -174,3 +175,89 @@ def longest_prompt(folder: Path, plan: ResolvedConfig) -> int:
     prompts = prompts_in(folder, plan, look=lambda key: read_picture(files[key]))
     drawn = drawn_images(prompts.pictures, plan.config)
     return longest_context(prompts, turns_of(plan.config), context_length_of(folder), plan.prompts, drawn)
+
+
+#: Private characters for a text and a comment in a rendered chat, and a pair that occurs in neither.
+_TEXT, _COMMENT, _UNUSED = "\ue000", "\ue001", ("\ue002", "\ue003")
+
+
+class Comments:
+    """Token ids of comments: a user's message where there is a chat template, else the comment as it is."""
+
+    def __init__(self, prompts: Prompts, turns: TurnsSection) -> None:
+        self._prompts, self._tokenizer, self._turns = prompts, prompts.tokenizer, turns
+        self._cached: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
+        self._around(())
+
+    def most(self, images: Sequence[int] = ()) -> int:
+        """Return the most tokens between two texts with images by number."""
+        return sum(map(len, self._around(images))) + self._turns.comment_tokens
+
+    def after(self, text: Sequence[int], comment: str, images: Sequence[int] = ()) -> list[int]:
+        """Return the ids that follow the ids of a text; the end token that closes it is not repeated.
+
+        Args:
+            text: its ids.
+            comment: the comment on its images.
+            images: numbers of those that are seen, before the comment.
+        """
+        said = self._ids(as_text(self._tokenizer, comment))[: self._turns.comment_tokens]
+        before, after = self._around(images)
+        closed = before[:1] == [*text[-1:]]
+        ids, pictures = [*before[int(closed) :], *said, *after], self._prompts.pictures
+        return ids if pictures is None else pictures.placed(ids, images)
+
+    def _around(self, images: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the ids before and after a comment; those of images as the model's token for them."""
+        pictures = self._prompts.pictures
+        key = () if pictures is None else tuple(pictures.picture(number).text for number in images)
+        if key not in self._cached:
+            before, after = _around(self._prompts, images) if self._prompts.chat else ("", "")
+            self._cached[key] = self._ids(before), self._ids(after)
+        return self._cached[key]
+
+    def _ids(self, text: str) -> list[int]:
+        ids = chat_ids(self._tokenizer, text, _UNUSED, begins=False)
+        assert ids is not None
+        return ids
+
+
+def _around(prompts: Prompts, images: Sequence[int]) -> tuple[str, str]:
+    """Return the rendered text between an answer and the text of a user's next message, and from there to the next
+    answer."""
+    chat = prompts.render(_COMMENT, [*prompts.messages("."), ("assistant", _TEXT), ("user", _COMMENT)], images)
+    before, separator, after = chat.partition(_TEXT)[2].partition(_COMMENT)
+    if not separator:
+        raise ConfigError(
+            "render.turns: the tokenizer's chat template cannot go on after an answer, as it leaves out messages. "
+            "Choose a model whose template has turns, or set rollout.tokens.template to 'none'."
+        )
+    return before, after
+
+
+def longest_context(
+    prompts: Prompts,
+    turns: TurnsSection | None,
+    context: int | None,
+    splits: Mapping[str, Sequence[Prompt | StoredPrompt]],
+    images: Sequence[int],
+) -> int:
+    """Return the most tokens before a text: of the longest prompt and, with turns, of all texts and comments before.
+
+    Args:
+        prompts: converts prompts to ids.
+        turns: settings of turns, if there are several.
+        context: maximum tokens of the model; None: no limit.
+        splits: prompts by split.
+        images: numbers of images of a text, if they are seen.
+    """
+    longest, new = prompts.longest(splits), prompts.section.max_new
+    if turns is None:
+        return longest
+    longest += (turns.count - 1) * (new + Comments(prompts, turns).most(images))
+    if context is not None and longest + new > context:
+        raise ConfigError(
+            f"render.turns: a conversation may have {longest + new} tokens, but the model takes {context} ({CONTEXT}). "
+            "Lower render.turns.count, render.turns.comment_tokens or rollout.tokens.max_new."
+        )
+    return longest

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.models.devices import moved
@@ -26,10 +27,6 @@ from flowmill.tasks.modalities.rows import Units, joint_rows, micro_batches, pad
 from flowmill.tasks.modalities.sample_set import Correctable
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, padded_rows
 from flowmill.tasks.modalities.tokens.run_prompts import RunPrompts
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Columns with values per token -> fields of a batch.
 _BY_TOKEN = {
@@ -90,7 +87,6 @@ class TextSet(Correctable):
         return np.ones(len(self.reader), np.int64)
 
     def changed_policy(self) -> None:
-        """Use stored old log-probs from now on."""
         self._unchanged = False
 
     def begin_update(self, units: Units) -> None:
@@ -99,7 +95,6 @@ class TextSet(Correctable):
         self._share = len(units.rows) / max(1, int(counts.sum()))
 
     def stale(self, requires: Requirements) -> Units:
-        """Return the texts of older policies that can contribute."""
         return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
 
     @torch.no_grad()
@@ -127,7 +122,6 @@ class TextSet(Correctable):
         return expect(self.batch(units, padded(len(units.rows), size)), TokenBatch)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> TokenBatch:
-        """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
         corrected = np.array([sample in self._recomputed for sample in samples])
         assert self._read is not None

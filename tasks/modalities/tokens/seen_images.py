@@ -11,12 +11,12 @@ from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.sized_cache import SizedCache
 from flowmill.storage.backends.checksums import hash_data
 from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.tasks.inputs.renderer import SEEN_KEY, image_name, render_of, sees_images
 from flowmill.tasks.metrics.samples import places_of
 
 if TYPE_CHECKING:
     from flowmill.models.policies.pictures import Pictures
-    from flowmill.storage.trajectories.base import TrajectoryShard
     from flowmill.tasks.runs.context import RunContext
 
 #: Artifacts that stay open.

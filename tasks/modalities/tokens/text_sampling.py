@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowmill.models.engines import make_engine
 from flowmill.models.engines.base import CompletionRequest, Engine
@@ -36,9 +37,6 @@ from flowmill.tasks.modalities.tokens.gap import check_gap
 from flowmill.tasks.modalities.tokens.run_prompts import RunPrompts, read_prompts
 from flowmill.tasks.modalities.tokens.text import FINISHES, Stops, completed_text
 from flowmill.tasks.runs.seeds import derive
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Divides 63-bit seeds to give draws below 1.
 _RANGE = float(1 << 63)

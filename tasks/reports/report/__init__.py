@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowmill.configs.errors import StoreError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from flowmill.tasks.runs.context import RunContext
 
 

@@ -27,7 +27,6 @@ def lines(title: str, curves: Mapping[str, Line], *, along: str, unit: str = "")
     """Return a chart of curves, with a legend if there are several; points that are not finite are left out.
 
     Args:
-        title: its title.
         curves: points by name.
         along: label of the x axis, which counts whole epochs or updates.
         unit: label of the y axis.

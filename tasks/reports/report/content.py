@@ -37,11 +37,9 @@ class RunReport:
     """The report content of one run."""
 
     name: str
-    """Its name."""
     epochs: tuple[int, int]
     """Trained epochs, and configured epochs."""
     description: str
-    """Its description."""
     reward: str
     """The name of its weighted reward."""
     headline: Headline | None

@@ -34,9 +34,7 @@ class SampleScores:
     """The scores of a sample."""
 
     sample_id: str
-    """Its id."""
     prompt_id: str
-    """The id of its prompt."""
     split: str
     """Its prompt list."""
     reward: float | None

@@ -31,7 +31,6 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
     """Return the HTML of a report of one or several runs.
 
     Args:
-        runs: the runs.
         price: price of an hour of work, to show the cost of a run.
     """
     environment = Environment(

@@ -33,9 +33,7 @@ class Shot:
     """A sample."""
 
     sample_id: str
-    """Its id."""
     prompt: str
-    """Its prompt."""
     verdict: str
     """Its scores in words, with the remarks of rewards."""
     reward: float | None
@@ -66,7 +64,6 @@ def pairs(
     """Return one pair for each of the first ``evaluate.images`` prompts of every list, and the most changed pairs.
 
     Args:
-        view: the run.
         last: the last evaluated epoch.
         before: the scores of epoch 0 by sample id.
         after: the scores of the last evaluated epoch by sample id.

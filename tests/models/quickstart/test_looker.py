@@ -11,8 +11,7 @@ import pytest
 from flowmill.configs.load import load_config
 from flowmill.models.quickstart.looker import LookerBuilder, _Looks
 from flowmill.models.quickstart.vision import image_processor
-from flowmill.tasks.modalities.tokens.comments import Comments
-from flowmill.tasks.modalities.tokens.run_prompts import prompts_in
+from flowmill.tasks.modalities.tokens.run_prompts import Comments, prompts_in
 from flowmill.tasks.specs.plan import RunPlan
 
 

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from flowmill.configs.errors import CorruptError
-from flowmill.models.weights.coverage import check_covered
-from flowmill.models.weights.tensor_files import TensorFiles
+from flowmill.models.weights.tensor_files import TensorFiles, check_covered
 from tests.conftest import ROOT
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -129,7 +128,6 @@ ALLOCATORS = {
     "models/rewards/answer_parsing.py": "WeightsFile.fill refuses what is missing",
     "models/memory/denoisers.py": "only its size counts",
     "models/memory/language_models.py": "on the meta device",
-    "models/memory/conditioning_shapes.py": "only its size counts",
     "models/films.py": "frombuffer of a matrix that the container has",
     "models/policies/causal_lm.py": "StoredWeights.give reads all",
     "models/policies/trainable.py": "Trainable.fill, by TensorFiles.read_into",

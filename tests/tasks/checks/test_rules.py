@@ -63,7 +63,6 @@ CASES = {
         optimize.shared_prompts=true
         render.turns.comment=''
         render.turns.sees=images
-        render.turns.returns=best; rewards.0.reads=texts; monitors=[{name: digits, label: watched}]
     """,
     "digits": """
         optimize.algorithm=refl; advantage.estimator={name: "tests.tasks.checks.test_plug_ins:Estimator"}

@@ -11,11 +11,11 @@ import pytest
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.export.evaluations import evaluation_images
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.evaluations import evaluation_figures, flat, mean_by_prompt, scores_by_prompt
 from flowmill.tasks.metrics.samples import artifact_table
 from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.diffusion.exporting import evaluation_images
 from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.headline import evaluated

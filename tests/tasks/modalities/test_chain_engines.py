@@ -13,9 +13,9 @@ import torch
 import yaml
 
 from flowmill.configs.errors import ConfigError, EngineError
-from flowmill.models.engines import reach_engines
 from flowmill.models.engines.chains import DenoisingChain
 from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.try_rewards import reach_engines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
@@ -188,7 +188,7 @@ def test_without_a_server_the_run_stops_and_goes_on_later(server: ChainServer, m
 def test_a_server_that_is_missing_is_named_before_the_work(
     server: ChainServer, make_config: ConfigFactory, config_file: Path, tmp_path: Path, preloaded: str
 ) -> None:
-    reach_engines(make_config(served_by(server.url)).rollout)
+    reach_engines(make_config(served_by(server.url)))
     root = tmp_path / "store"
     line = ["run", str(config_file), "--root", str(root), "--set", served_by("http://127.0.0.1:1")]
     done = run_forked(preloaded, line, cwd=tmp_path, env=dict(os.environ), timeout=300)

@@ -17,7 +17,7 @@ from flowmill.models.text.continuations import part_text
 from flowmill.tasks.inputs.chats import Message
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.data_rows import read_data_rows
-from flowmill.tasks.modalities.tokens.data_chats import chat_tokens
+from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.specs.graph import Node
 from tests.models.text.test_control_tokens import HOSTILE, tokenizer

@@ -14,7 +14,7 @@ from flowmill.configs.tokens import TokensSection
 from flowmill.models.policies.language_model_folders import stated_ends
 from flowmill.tasks.inputs.chats import Message
 from flowmill.tasks.inputs.components import open_trajectory_store
-from flowmill.tasks.modalities.tokens.data_chats import chat_tokens
+from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages import ingest

@@ -22,22 +22,20 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.trajectories.base import Sample
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.advantages.turns import best_turns, of_turn
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
 from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
 from flowmill.tasks.metrics.samples import rows_of, stored_sample
 from flowmill.tasks.metrics.view import RunView
-from flowmill.tasks.modalities.tokens.comments import Comments
 from flowmill.tasks.modalities.tokens.prompts import Prompts
-from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.modalities.tokens.run_prompts import Comments, read_prompts
 from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.reports.trace import trace_sample
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.staleness import Freshness, side_results, statuses
+from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_run
 from tests.support.language_models import drawn_texts_data
 from tests.support.vision_classes import drawn_vision_data
 
@@ -110,43 +108,6 @@ def test_a_conversation_goes_on_until_a_text_ends_it(tiny_base: Path, tmp_path: 
     expected = {name: value - 0.5 * (drawn[name] - 1) for name, value in scored.items() if value is not None}
     assert {row["sample_id"]: row["reward"] for row in earned} == pytest.approx(expected, rel=1e-6)
     _check_shown(context, lengths)
-    _check_best(context, config_of(tmp_path, tiny_base, "render.turns.returns=best"), drawn)
-
-
-def _check_best(context: RunContext, config: RunConfig, drawn: Mapping[str, int]) -> None:
-    """Check that another return needs no other texts or images, and is that of the best turn, which is shown."""
-    best = RunContext(context.store, config, context.run)
-    states = {(each.node.stage, each.node.slot): each.state for each in statuses(best.chain) if each.node.epoch == 1}
-    stages = ("rollout", "render", "score", "advantage")
-    remade = [node for node, state in states.items() if state is not Freshness.FRESH and node[0] in stages]
-    assert remade == [("score", "digits#1"), ("score", "digits#2"), ("advantage", "")]
-    for slot in ("digits#1", "digits#2"):
-        run_stage(best, "score", 1, slot)
-    run_stage(best, "advantage", 1, "")
-    by_turn = {slot: scores_of(best, f"level{slot}") for slot in ("#1", "#2", "")}
-    rows, view = RunView(best).samples(1).to_pylist(), RunView(best)
-    counted = {row["sample_id"]: row["turn"] for row in view.turns(1).to_pylist() if row["counts"]}
-    assert len(counted) == len(rows)
-    pictures = view.pictures(1)
-    for row in rows:
-        name = row["sample_id"]
-        known = {slot: each[name] for slot, each in by_turn.items() if each[name] is not None}
-        slot = max(known, key=lambda slot: (known[slot], -len(slot)))
-        assert row["reward.level"] == max(known.values())
-        assert row["reward"] == pytest.approx(row["reward.level"] - 0.5 * (drawn[name] - 1))
-        assert counted[name] == int(slot[1:] or 3) or (slot == "" and counted[name] <= 3)
-        image = samples(best, "render", counted[name])[name].media
-        np.testing.assert_array_equal(pictures[name], image)
-    assert set(counted.values()) == {1, 2, 3}
-
-
-def test_the_best_turn_is_the_first_with_the_highest_reward_of_those_that_drew() -> None:
-    failed = float("nan")
-    totals = torch.tensor([[1.0, 0.5, 0.5, failed, 0.0], [2.0, 9.0, 0.7, 0.1, 0.0], [2.0, 0.4, 0.8, 0.2, failed]])
-    # The second sample drew once, so that its second row is not of it; of equal ones the first, which cost less.
-    found = best_turns(totals.double(), torch.tensor([3, 1, 3, 3, 2]))
-    assert found.tolist() == [1, 2, 2, 0, 2]
-    np.testing.assert_allclose(of_turn(totals, found), [2.0, 0.4, 0.8, failed, failed])
 
 
 def _check_equal(now: Sample, before: Sample) -> None:
@@ -282,14 +243,6 @@ def test_two_ranks_see_as_one(tiny_base: Path, tmp_path: Path, flowmill: Callabl
         (("render.turns.by=digits",), "the rewards and monitors of images are: level"),
         (("optimize.shared_prompts=true",), "optimize.shared_prompts is true, but with render.turns"),
         (("render.turns.comment_tokens=64",), r"a conversation may have \d+ tokens, but the model takes 64"),
-        (
-            ("render.turns.returns=best", "monitors=[{{name: diversity, label: unlike}}]"),
-            "'unlike' compares the samples of a group",
-        ),
-        (
-            ("render.turns.returns=best", "rewards.0.reads=texts", "monitors=[{{name: jpeg_compressibility}}]"),
-            "'best', but no reward reads images",
-        ),
         (("render.turns.comment=''",), "render.turns.comment is empty"),
         (("render.turns.sees=images",), "model.policy 'causal_lm' reads texts alone"),
         (("prompts.train={folder}/turned.jsonl",), "prompts.train has a column 'render_turn'"),

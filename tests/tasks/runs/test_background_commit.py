@@ -18,7 +18,7 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import Sample
 from flowmill.storage.trajectories.webdataset import WebDatasetStore
 from flowmill.tasks.runs.background_commit import BackgroundCommit
-from flowmill.tasks.runs.media_cache import Recent
+from flowmill.tasks.runs.context import Recent
 from flowmill.tasks.runs.progress import Ledger
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.stages import StageSpec

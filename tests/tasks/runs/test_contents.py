@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from flowmill.configs import introspection
 from flowmill.configs.load import load_config
-from flowmill.configs.registry import Table
+from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.engines import ENGINES
 from flowmill.models.maths import KERNELS, PLANS, SOLVERS
@@ -291,7 +291,5 @@ def test_no_option_of_another_component_names_what_no_identity_holds(table: Tabl
 
 
 def test_no_option_of_a_family_names_what_no_identity_holds() -> None:
-    kinds = {
-        name: introspection.class_attribute(import_string, "options_type") for name, import_string in POLICIES.items()
-    }
-    assert annotated({name: kind for name, kind in kinds.items() if kind is not None}) == {}
+    families = {name: resolve(POLICIES, name, label="family").options_type for name in POLICIES}
+    assert annotated({name: f"{kind.__module__}:{kind.__name__}" for name, kind in families.items()}) == {}
