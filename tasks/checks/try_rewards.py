@@ -65,7 +65,7 @@ def reach_engines(config: RunConfig) -> None:
     """Wait until the servers that draw for rollouts answer; raise EngineError if one does not."""
     tokens = config.rollout.tokens
     for engine in (make_chain_engine(config.rollout.engine), None if tokens is None else make_engine(tokens.engine)):
-        if hasattr(engine, "reach"):
+        if engine is not None and hasattr(engine, "reach"):
             engine.reach()
 
 

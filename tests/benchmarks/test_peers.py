@@ -1,4 +1,4 @@
-"""The comparison with Flow-GRPO: refused where it is not the same work, and skipped with a reason."""
+"""The comparison with Flow-GRPO: and with the bare compute, refused where it is not the same work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from flowmill.configs.load import parse_config
 from flowmill.tasks.checks.check import check_config
 from tools.benchmarks import __main__ as bench
-from tools.benchmarks import flow_grpo, page, peers
+from tools.benchmarks import bare, flow_grpo, page, peers
 from tools.benchmarks.work import PROMPTS, WORK, build_base
 
 COUNTED: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ def test_equal_work_is_compared_in_pairs() -> None:
     peers.check_work(COUNTED)
     slower = {**COUNTED, peers.THEIRS: {**COUNTED[peers.THEIRS], "cpu": 14.0}}
     text = peers.table([COUNTED, slower])
-    assert "| flowmill, conditional | 7.0 | 0.70 (0.50 to 0.70) | 1000 | 576 | 1856 |" in text
+    assert "| flowmill, conditional | 7.0 | 0.70 (0.50 to 0.70) |  | 1000 | 576 | 1856 |" in text
 
 
 @pytest.mark.parametrize("side", list(COUNTED))
@@ -36,8 +36,35 @@ def test_other_work_is_not_compared(side: str) -> None:
         peers.check_work(other)
 
 
-def test_without_a_checkout_it_says_why_it_is_skipped() -> None:
-    assert peers.compare(None, 1, []).startswith("peers: skipped; --flow-grpo FOLDER")
+def test_without_a_checkout_it_is_compared_with_the_bare_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "flowmill, conditional"
+    monkeypatch.setattr(peers, "build_base", lambda folder: None)
+    monkeypatch.setattr(peers, "ours", lambda base, variant: COUNTED[name])
+    monkeypatch.setattr(peers, "bare", lambda base, variant, plain: {**COUNTED[name], "cpu": 7.0 if plain else 5.0})
+    text = peers.compare(None, 2, [name])
+    assert f"| {name} | 7.0 |  | 1.40 (1.40 to 1.40) | 1000 |" in text
+    assert "| bare compute, conditional, peft's adapters | 7.0 |" in text
+
+
+@pytest.mark.parametrize("variant", list(peers.VARIANTS))
+def test_the_bare_compute_has_the_rows_of_its_variant(
+    variant: str,
+) -> None:
+    changes, counted = peers.VARIANTS[variant], {"with_gradient": 0, "without": 0}
+
+    class Denoiser(bare.Bare):
+        def __init__(self) -> None:
+            pass
+
+        def forward(self, rows: int) -> torch.Tensor:
+            counted["with_gradient" if torch.is_grad_enabled() else "without"] += rows
+            return torch.zeros(rows, requires_grad=torch.is_grad_enabled())
+
+        def _step(self) -> None:
+            pass
+
+    Denoiser().epoch(**bare.form_of(changes))
+    peers.check_work({peers.bare_name(variant): counted})
 
 
 def test_every_variant_is_a_config_that_works(tmp_path: Path) -> None:

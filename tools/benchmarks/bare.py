@@ -78,6 +78,12 @@ class Bare:
                     parameter.grad = None
 
 
+def form_of(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """Return the arguments of ``Bare.epoch`` for a variant of ``tools.benchmarks.peers``."""
+    stored = changes.get("rollout", {}).get("unconditional", False)
+    return {"both": changes["optimize"]["guidance_gradient"] == "both", "stored": stored}
+
+
 def main() -> None:
     """Compute two epochs, and print the second."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -89,10 +95,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = Rows()
     bare = Bare(options.base, compiled=changes.get("model", {}).get("compile", False), plain=options.plain)
-    form = {
-        "both": changes["optimize"]["guidance_gradient"] == "both",
-        "stored": changes.get("rollout", {}).get("unconditional", False),
-    }
+    form = form_of(changes)
     bare.epoch(**form)
     before, begun = rows.counted(), time.process_time()
     bare.epoch(**form)
