@@ -139,6 +139,7 @@ ALLOCATORS = {
     "tasks/advantages/groups.py": "the order is a permutation",
     "tasks/export/checkpoint.py": "TensorFiles.read_into",
     "tasks/runtime/host.py": "Trainable.fill, by TensorFiles.read_into",
+    "tasks/modalities/rows.py": "both columns are set",
     "tasks/modalities/proximal.py": "frombuffer of a checked size",
     "tasks/modalities/tokens/text_sampling.py": "frombuffer of bytes just made",
     "tasks/training/optimizer_placement.py": "copied to before it is used",

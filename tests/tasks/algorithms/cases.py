@@ -178,7 +178,7 @@ def token_rows(advantages: Sequence[float], *, dtype: torch.dtype = torch.float3
         "units": torch.tensor([0, 0, 1, 1, 2]),
         "count": 4,
     }
-    return token_batch(MASK, zeros, **{**own, **changes})
+    return token_batch(changes.pop("mask", MASK), zeros, **{**own, **changes})
 
 
 class Fixed:

@@ -239,8 +239,10 @@ def test_given_texts_about_images_are_trained_on(algorithm: str, tmp_path: Path)
     with pytest.raises(DataError, match=r"row 3: the prompt 'What\?' is in prompts\.heldout too"):
         check_config(config)
     parquet.write_table(pa.table(rows), tmp_path / "given.parquet")
-    missing = config.model_copy(update={"data": config.data.model_copy(update={"prompt_image": None})})
-    with pytest.raises(ConfigError, match=r"data\.prompt_image is not set"):
+    missing = config.model_copy(
+        update={"data": config.data.model_copy(update={"columns": {**config.data.columns, "prompt_image": None}})}
+    )
+    with pytest.raises(ConfigError, match=r"data\.columns\.prompt_image is not set"):
         check_config(missing)
 
 

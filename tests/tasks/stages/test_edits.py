@@ -153,7 +153,7 @@ def test_edits_come_from_tars_and_as_pairs(tmp_path: Path) -> None:
     ("preset", "message"),
     [
         ("tiny_wan21_v2v", "starts chains from a clip, which its model does not see"),
-        ("tiny_qwen_image_edit", r"data\.prompt_image is not set"),
+        ("tiny_qwen_image_edit", r"data\.columns\.prompt_image is not set"),
         ("tiny_sd3", "takes no image"),
     ],
 )

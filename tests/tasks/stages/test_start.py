@@ -116,7 +116,7 @@ def test_the_start_is_part_of_the_policys_identity_and_outlives_its_run(
         (["model.policy=flux1"], "trains another base model"),
         (
             ["model.path=null", "model.build=digits"],
-            r"another base model \(sd3, pipeline\) than this config \(sd3, digits",
+            r"another base model \(sd3, tiny_base\) than this config \(sd3, digits",
         ),
         (["store.root=nowhere"], "there is no store at 'nowhere'. Train that run first"),
     ],

@@ -316,5 +316,5 @@ def test_settings_of_images_are_refused_for_texts_and_for_edits(given: Make, sec
         check_data(plan_requiring(texts, advantages=False, data="forward"))
     if {*section} & {"flip", "crop"}:
         edits = given(singles(), SFT, **section, prompt_image="source")
-        with pytest.raises(ConfigError, match=r"the images of data\.prompt_image would stay"):
+        with pytest.raises(ConfigError, match=r"the images of data\.columns\.prompt_image would stay"):
             check_data(plan_requiring(edits, advantages=False, data="forward"))

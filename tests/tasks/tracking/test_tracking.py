@@ -122,7 +122,7 @@ def test_the_description_says_in_words_what_came_of_it(tracked: RunContext) -> N
     text = run.data.tags["mlflow.note.content"]
     before, after = (evaluation_figures(tracked.chain, epoch) for epoch in (0, 1))
     figures = [made["heldout"]["jpeg_compressibility"]["mean"] for made in (before, after)]
-    assert "**small** trains pipeline (sd3) with grpo on train.txt (8 prompts, 3 held out)" in text
+    assert "**small** trains tiny_base (sd3) with grpo on train.txt (8 prompts, 3 held out)" in text
     assert f"Result on held-out prompts: jpeg_compressibility {figures[0]:.3f} → {figures[1]:.3f}." in text
     assert LINKS["prefect.flow_run_url"] in text
 
