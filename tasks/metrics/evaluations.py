@@ -12,7 +12,6 @@ from typing import Any
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.artifacts.lineage import LineageEntry
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_shard
 from flowmill.tasks.metrics.image_grids import GRID
@@ -137,18 +136,8 @@ def texts(store: ArtifactStore, ref: ArtifactRef) -> dict[str, list[Text]]:
 
 def evaluation_grids(chain: Chain, epoch: int) -> dict[str, Path]:
     """Return the grids of the scheduled evaluation of an epoch, with the scores of its first reward."""
-    entry = _first_reward(chain, epoch)
+    entry = chain.find(epoch, "judge", chain.config.rewards[0].slot)
     return {} if entry is None else grids(chain.store, entry.ref)
-
-
-def evaluation_texts(chain: Chain, epoch: int) -> dict[str, list[Text]]:
-    """Return the first texts of the scheduled evaluation of an epoch, with the scores of its first reward."""
-    entry = _first_reward(chain, epoch)
-    return {} if entry is None else texts(chain.store, entry.ref)
-
-
-def _first_reward(chain: Chain, epoch: int) -> LineageEntry | None:
-    return chain.find(epoch, "judge", chain.config.rewards[0].slot)
 
 
 def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]:

@@ -47,7 +47,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
     The config becomes the run's config; with fewer epochs or another evaluation it selects other artifacts of the run.
     """
     config = with_columns_of_run(config)
-    context = _run_of(config, reporter)
+    context = find_run(config, reporter=reporter)
     if context is None:
         store = ArtifactStore(config.store)
         run = RunFolder(store, run_name(config))
@@ -68,11 +68,8 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
 
 
 def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext | None:
-    """Bind to the run that a config describes if it exists with the same settings; return None if it does not exist."""
-    return _run_of(with_columns_of_run(config), reporter)
-
-
-def _run_of(config: RunConfig, reporter: Reporter | None) -> RunContext | None:
+    """Bind to the run that a config describes if it exists with the same settings; return None if it does not exist.
+    The config names the columns of its rows of data."""
     store = ArtifactStore(config.store)
     run = RunFolder(store, run_name(config))
     changed = conflicts(run, config)

@@ -11,6 +11,8 @@ from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.records import Manifest
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.execution.session import Session
+from flowmill.tasks.metrics.evaluations import texts
+from flowmill.tasks.metrics.texts import Text
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.graph import Node
@@ -71,6 +73,11 @@ def evaluate(context: RunContext, epoch: int, name: str = "") -> None:
     """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
     for node in context.plan.evaluation(epoch, name):
         run_stage(context, node.stage, node.epoch, node.slot)
+
+
+def evaluation_texts(context: RunContext, epoch: int) -> dict[str, list[Text]]:
+    """Return the first texts of an evaluation of each list, with the scores of its first reward."""
+    return texts(context.store, context.chain.require(epoch, "judge", context.config.rewards[0].slot).ref)
 
 
 def train(config: RunConfig) -> RunContext:

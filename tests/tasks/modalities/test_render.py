@@ -27,7 +27,7 @@ from flowmill.models.quickstart.addition import character_tokenizer
 from flowmill.storage.artifacts.records import Manifest
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
+from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
 from flowmill.tasks.metrics.samples import artifact_table, media_of
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.exporting import call_of
@@ -40,7 +40,7 @@ from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.specs.graph import RENDERER, Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, train
+from tests.support.inside import evaluate, evaluation_texts, make_stage, prepare, run_epoch, train
 from tests.support.language_models import drawn_texts_data
 
 REWARD = "jpeg_compressibility"
@@ -87,7 +87,7 @@ def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tin
     assert scores.column("sample_id") == texts.column("sample_id")
     assert len(set(scores.column("reward").to_pylist())) > 1
     # What a person sees.
-    grids, shown = evaluation_grids(context.chain, 1), evaluation_texts(context.chain, 1)
+    grids, shown = evaluation_grids(context.chain, 1), evaluation_texts(context, 1)
     assert set(grids) == set(shown) == {"train", "heldout"}
     assert [each.prompt for each in shown["heldout"]] == [prompt.text for prompt in context.prompts["heldout"]]
     assert "digits" not in evaluation_figures(context.chain, 1)["train"], "it is a monitor"

@@ -15,7 +15,6 @@ import flowmill
 from flowmill.configs.escaping import visible
 from flowmill.configs.load import load_config
 from flowmill.tasks.metrics.describe import describe_result
-from flowmill.tasks.metrics.evaluations import evaluation_texts
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.dataset import export_run
 from flowmill.tasks.reports.report import run_report
@@ -24,7 +23,7 @@ from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import evaluate, evaluation_texts, prepare, run_epoch
 from tests.support.language_models import texts_data
 
 PAGE = str(ROOT / "flowmill" / "explorer" / "page.py")
@@ -63,7 +62,7 @@ def test_exports_for_other_tools_have_them(context: RunContext, run: flowmill.Ru
 
 def test_a_report_has_texts_before_and_after_and_the_best_and_worst(context: RunContext) -> None:
     report, page = read_run(context), run_report(context)
-    before, after = (evaluation_texts(context.chain, epoch) for epoch in (0, 1))
+    before, after = (evaluation_texts(context, epoch) for epoch in (0, 1))
     assert {split: len(pairs) for split, pairs in report.pairs.items()} == {"train": 2, "heldout": 2}
     for number, pair in enumerate(report.pairs["heldout"]):
         for shot, text in ((pair.before, before["heldout"][number]), (pair.after, after["heldout"][number])):
@@ -82,11 +81,11 @@ def test_mlflow_has_them_as_tables(context: RunContext) -> None:
     (path,) = Path(context.store.root.uri).rglob("eval/heldout/texts_epoch_00001.json")
     logged = json.loads(path.read_text())
     assert logged["columns"] == ["prompt", "text", "verdict"]
-    assert logged["data"][0][0] == evaluation_texts(context.chain, 1)["heldout"][0].prompt
+    assert logged["data"][0][0] == evaluation_texts(context, 1)["heldout"][0].prompt
 
 
 def test_a_line_has_prompt_text_and_score_of_a_sample(context: RunContext) -> None:
-    first, second, *_ = evaluation_texts(context.chain, 1)["heldout"]
+    first, second, *_ = evaluation_texts(context, 1)["heldout"]
     head, *lines = sample_lines(RunView(context), 1, 2)
     assert head == "samples after epoch 1, held-out prompts:"
     for line, text in zip(lines, (first, second), strict=True):
