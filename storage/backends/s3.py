@@ -155,7 +155,7 @@ class S3Backend:
         self.remove(path)
 
     def remove(self, path: str) -> None:
-        """Remove an object or everything below a folder but held leases, as long as this process holds them."""
+        """Remove an object or everything below a folder but the leases of this process, as long as it holds them."""
         self._remove(path, lambda name: True)
 
     def remove_below(self, path: str, chosen: Callable[[str], bool]) -> None:

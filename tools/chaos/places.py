@@ -51,15 +51,16 @@ class RayCluster(Place):
         }
 
     def heal(self) -> None:
-        """Start it anew."""
+        """Start it again."""
         self._head.kill()
         self._head.start()
 
     def _kill_some(self, word: str, run: Run) -> None:
-        found = [each for each in self._head.family() if word in " ".join(each.cmdline()[:1])]
-        for each in found:
+        processes = [each for each in self._head.family() if word in " ".join(each.cmdline()[:1])]
+        for each in processes:
             each.kill()
-        if not found:
+        if not processes:
+            # Workers come and go: there may be none at this moment.
             run.kill()
 
 
