@@ -15,8 +15,11 @@ from flowmill.tasks.modalities.rows import Units, first_units
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.training.loop import Reading, mean_losses
 
-#: Rows of an estimate. They cost two forwards each.
-ROWS = 64
+#: Most rows of an estimate. They cost two forwards each.
+_ROWS = 64
+#: An estimate has a row for so many of the epoch, so that it costs about a hundredth of it, but not fewer than 16.
+_ONE_OF = 32
+_FEWEST = 16
 #: Limit of ``kl_epoch`` for an algorithm that has none.
 _LIMIT = 1.0
 
@@ -35,7 +38,7 @@ def policy_moves(
     means = mean_losses(
         algorithm,
         models,
-        first_units(plan, ROWS),
+        first_units(plan, estimate_rows(sum(len(units.rows) for units in plan))),
         reading=reading,
         micro_batch_size=micro_batch_size,
         ranks=ranks,
@@ -45,6 +48,11 @@ def policy_moves(
     moves |= {name: means[name] for name in ("kl_base",) if name in means}
     _check_finite(moves)
     return moves
+
+
+def estimate_rows(rows: int) -> int:
+    """Return the number of rows of an estimate for an epoch of so many rows."""
+    return min(_ROWS, max(_FEWEST, rows // _ONE_OF))
 
 
 def move_limits(algorithm: Algorithm) -> dict[str, float]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from flowmill.tasks.training.policy_moves import ROWS
+from flowmill.tasks.training.policy_moves import estimate_rows
 from tools.benchmarks.work import PROMPTS, WORK, build_base
 
 ROOT = Path(__file__).parent.parent.parent
@@ -137,7 +137,7 @@ def check_work(found: Mapping[str, Mapping[str, Any]]) -> None:
             expected = (trained, sampled + trained - ("stored predictions" in name) * spared)
         if name.startswith("flowmill"):
             # The KLs of the policy to the previous one and to the base model, with guidance.
-            expected = (expected[0], expected[1] + 2 * 2 * ROWS)
+            expected = (expected[0], expected[1] + 2 * 2 * estimate_rows(trained))
         if (each["with_gradient"], each["without"]) != expected:
             raise SystemExit(
                 f"{name} computed {each['with_gradient']} rows with gradient and {each['without']} without, not "
