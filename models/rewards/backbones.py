@@ -23,7 +23,7 @@ from flowmill.configs.model import LoraSection
 from flowmill.models.policies.language_model_folders import end_tokens
 from flowmill.models.rewards.clip import ClipEmbeddings
 from flowmill.models.rewards.device_placement import settled
-from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.pretrained import Pretrained
 from flowmill.models.rewards.text import SequenceClassification
 from flowmill.models.text.continuations import appended_ends, part_ids
 from flowmill.models.text.control_tokens import as_texts
@@ -224,7 +224,7 @@ class TextFeatures(_OneOutput, SequenceClassification):
 
 
 @dataclass(kw_only=True)
-class TextLikelihood(_OneOutput, Encoding):
+class TextLikelihood(_OneOutput, Pretrained):
     """How likely a causal language model finds a text after its prompt.
 
     The inputs are the sum, the mean and the lowest of the log-probabilities of the text's tokens, with the end token.

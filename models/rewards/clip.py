@@ -16,7 +16,7 @@ from flowmill.models.image_files import open_picture
 from flowmill.models.rewards.base import Metadata, Needs, Scores, Sources
 from flowmill.models.rewards.device_placement import settled
 from flowmill.models.rewards.differentiable import processed
-from flowmill.models.rewards.pretrained import Encoding, load_pretrained
+from flowmill.models.rewards.pretrained import Pretrained, load_pretrained
 from flowmill.models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from flowmill.models.rewards.weight_files import WeightsFile
 from flowmill.models.text.control_tokens import as_texts
@@ -31,7 +31,7 @@ _HEAD = (
 
 
 @dataclass(kw_only=True)
-class ClipEmbeddings(Encoding):
+class ClipEmbeddings(Pretrained):
     """A CLIP model with its own processor."""
 
     #: So few rows per call fit next to a model that samples.
