@@ -64,6 +64,10 @@ class _OneOutput:
         """Return (B, 1) ones."""
         return torch.ones(len(prompts), 1)
 
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Raise TypeError: texts have no gradient; backbones of images override it."""
+        raise TypeError("it was fitted on texts, which have no gradient")
+
 
 @dataclass(kw_only=True)
 class _Prompted:
@@ -210,14 +214,6 @@ class TextFeatures(_OneOutput, SequenceClassification):
             features.append((output.hidden_states[-1].float() * mask).sum(1) / mask.sum(1))
         return torch.cat(features)
 
-    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Texts have no gradient.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("it was fitted on texts, which have no gradient")
-
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer, or two."""
         return _linear(inputs, self.hidden)
@@ -268,14 +264,6 @@ class TextLikelihood(_OneOutput, Pretrained):
         log_probs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(device))[..., 0] * scored[:, 1:].to(device)
         total, count = log_probs.sum(1), scored[:, 1:].sum(1).clamp(min=1).to(device)
         return torch.stack([total, total / count, log_probs.amin(1)], 1)
-
-    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Texts have no gradient.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("it was fitted on texts, which have no gradient")
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer."""

@@ -179,11 +179,6 @@ class ImageSimilarity(ClipEmbeddings):
         """Return whether scores have a gradient: only those by embedding to an image that a column names."""
         return (options.get("to", "column"), options.get("by", "embedding")) == ("column", "embedding")
 
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        """The accelerator for a model, references to compare with a source."""
-        return self.needs_for({"to": self.to, "by": self.by})
-
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return one score per (H, W, 3) uint8 image; raise ValueError if a prompt names no image, OSError if an image
         cannot be read."""

@@ -99,11 +99,6 @@ class Fitted:
         media: Literal["samples", "latents"] = "latents" if options.get("media") == "latents" else "samples"
         return Needs(media=media, accelerated=True, batch_size=16)
 
-    @property
-    def needs(self) -> Needs:
-        """Latents where it was fitted on those."""
-        return self.needs_for({"media": self.media})
-
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image, latents or text.
