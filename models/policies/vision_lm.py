@@ -151,7 +151,6 @@ class VisionLM(CausalLM):
 
     @cached_property
     def _features(self) -> SizedCache:
-        """Features of images."""
         return _feature_cache()
 
     @cached_property

@@ -62,7 +62,6 @@ class _DigitReader(CharacterModelBuilder):
     """The vocabulary."""
 
     def build(self, folder: Path, report: Report) -> None:
-        """Write a transformers folder with model, tokenizer and processor."""
         model, processor = tiny_model(self.seed), image_processor()
         corpus, order = DigitImages(processor, self.seed), random.Random(self.seed)
         train, probe = range(IMAGES - PROBE), range(IMAGES - PROBE, IMAGES)

@@ -20,7 +20,6 @@ class Metrics:
     """Metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
         self._registry = of = CollectorRegistry()
         name = "flowmill_reward"
         self.requests = Counter(f"{name}_requests", "Requests by status of the answer.", ["status"], registry=of)

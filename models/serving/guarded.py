@@ -63,14 +63,12 @@ class Door:
 
         @app.exception_handler(RefusedRequest)
         async def refuse(request: Request, refused: RefusedRequest) -> JSONResponse:
-            """Answer with the reason of a refusal."""
             self._metrics.requests.labels(str(refused.status)).inc()
             more = {"retry-after": "1"} if refused.status == 429 else {}
             return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
 
         @app.get(METRICS, dependencies=[Depends(self.authorized)])
         def read_metrics() -> Response:
-            """Return the counts."""
             return Response(self._metrics.text(), media_type="text/plain")
 
         return app

@@ -123,7 +123,6 @@ class GRPO(KL, RatioClip):
         step: Gaussian,
         adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics of rows, without the KL."""
         log_probs = step.log_prob(rows.next_latents)
 
         def exponent(rows: TransitionBatch) -> tuple[Tensor, Tensor]:

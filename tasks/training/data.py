@@ -91,7 +91,6 @@ class TrainingData:
         return pa.concat_tables([self._earned(ref) for ref in self._advantages])
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
-        """Return the advantages of samples, and of tokens if stored."""
         store = self.context.store
         table = read_rows(store, advantages)
         if not self.context.plan.estimator.per_token:

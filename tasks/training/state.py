@@ -185,7 +185,6 @@ def _read_moments(optimizer: MomentOptimizer, files: Sequence[Path], own: Mappin
 
 
 def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
-    """Return the tensors of each file, as this rank holds them."""
     own = _weights(state.trainable)
     files: dict[str, Mapping[str, Tensor]] = {Weights.TRAINED.value: own}
     if state.ema is not None:

@@ -65,7 +65,6 @@ class RolloutSampler:
         self._models.load(reference=self._with_kl)
 
     def rest(self) -> None:
-        """Take part in collective calls of ranks that still sample."""
         self._models.rest()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
@@ -86,7 +85,6 @@ class RolloutSampler:
         return make_plan(self._config)
 
     def _sample(self, batch: ChainBatch) -> list[Sample]:
-        """Sample one batch."""
         latents = self._start(batch.policy, batch.padded, batch.seeds)
         latents = batch.policy.started(latents, batch.sigmas, batch.conditioning)
         rollout = sample(

@@ -79,7 +79,6 @@ class LanguageModelExport:
         self._exporting, self._context, self._config = exporting, exporting.context, exporting.config
 
     def write(self, folder: Path) -> None:
-        """Write model, tokenizer, settings and card."""
         trainable = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
         policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._exporting.base
         target.mkdir(parents=True)
@@ -91,7 +90,6 @@ class LanguageModelExport:
         (target / "README.md").write_text(self._card(base, policy))
 
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
-        """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
         start = self._context.starts_from
         lora = self._exporting.format == "lora"
@@ -120,7 +118,6 @@ class LanguageModelExport:
         return _CARD.format(**values)
 
     def _usage(self, policy: CausalLM) -> str:
-        """Return the code that draws a sample of a prompt with the loaded model."""
         section = tokens_of(self._config)
         stops = ", ".join(map(in_python, section.stop))
         return _USAGE.format(
