@@ -115,7 +115,7 @@ def begin(models: Models, memory: PeakMemory, rows: int, width: int) -> None:
 
 
 def go_on(models: Models, memory: PeakMemory, rows: int, width: int) -> None:
-    """Draw the token after (B, W) cached ones; the cache is what is retained."""
+    """Draw the token after (B, W) cached ones; the cache is retained."""
     _, cache = _forward(models[0], rows, width, None)
     memory.peak = memory.retained = memory.now
     logits, _ = _forward(models[0], rows, width + 1, cache)

@@ -184,8 +184,8 @@ class Characters:
             rows = [([BOS, *self.tokens(prompt)], [*self.tokens(answer), EOS]) for prompt, answer in pairs]
             return text_logits(model, rows)
 
-        told = partial(report, "language model")
-        train_answers(model, logits, lambda: draw(order), probe, enough, pace=_PACE, report=told)
+        progress = partial(report, "language model")
+        train_answers(model, logits, lambda: draw(order), probe, enough, pace=_PACE, report=progress)
 
     def tokens(self, text: str) -> list[int]:
         """Return the ids of a text's characters."""

@@ -1,4 +1,4 @@
-"""What a reward server lets in: tokens, limits of bodies, counts.
+"""Access to a reward server: tokens, limits of bodies, counts.
 
 Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 503 stopping. All but
 200 have a JSON body with a message.

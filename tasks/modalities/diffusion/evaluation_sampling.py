@@ -31,9 +31,11 @@ class EvaluationSampler:
         self._models = SamplingModels(making, Weights.AVERAGE)
 
     def load(self) -> None:
+        """Load the policy."""
         self._models.load()
 
     def rest(self) -> None:
+        """Take part in collective calls of ranks that still sample."""
         self._models.rest()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:

@@ -45,6 +45,7 @@ class PipelineExport:
         self._base = exporting.base
 
     def write(self, folder: Path) -> None:
+        """Write model, images, settings and card."""
         trainable = self._host.exportable(self._inputs[0], Weights.AVERAGE)
         policy = cast(DiffusionPolicy, trainable.policy)
         target, base = folder / PIPELINE, self._base

@@ -65,6 +65,7 @@ class RolloutSampler:
         self._models.load(reference=self._with_kl)
 
     def rest(self) -> None:
+        """Take part in collective calls of ranks that still sample."""
         self._models.rest()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:

@@ -79,6 +79,7 @@ class LanguageModelExport:
         self._exporting, self._context, self._config = exporting, exporting.context, exporting.config
 
     def write(self, folder: Path) -> None:
+        """Write model, tokenizer, settings and card."""
         trainable = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
         policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._exporting.base
         target.mkdir(parents=True)
