@@ -45,8 +45,8 @@ class RaggedArray:
 class SampleReader:
     """The samples of many shards, numbered in order.
 
-    Only the columns of tables that training needs stay. Payload files are opened on first use, and the least recently used ones
-    are closed, so memory does not grow with the number of shards.
+    Only the columns of tables that training needs stay. Payload files are opened on first use, and the least recently
+    used ones are closed, so memory does not grow with the number of shards.
     """
 
     def __init__(self, shards: Sequence[TrajectoryShard], *, max_open: int = 64) -> None:
