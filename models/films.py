@@ -191,7 +191,6 @@ class _Display:
 
     @property
     def plain(self) -> bool:
-        """Whether frames are displayed as stored."""
         return self.aspect in (None, 1) and not (any(self.turn) or self.unnamed or self.clear or self.colors)
 
     def pixels(self, frame: Any) -> np.ndarray:

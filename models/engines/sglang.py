@@ -95,7 +95,6 @@ class SGLangServer:
     """One server of a rollout."""
 
     def __init__(self, engine: SGLang, url: str, drawing: Drawing) -> None:
-        """Make the client; no request is sent yet."""
         self._engine, self.url, self._drawing = engine, url, drawing
         self._patience = Patience(engine.patience_s)
         token = os.environ.get(sglang_wire.TOKEN)

@@ -84,7 +84,6 @@ def _local(folder: Path) -> Architecture | None:
 
 
 def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> Transformer:
-    """Return the largest of a folder's text encoders."""
     candidates = []
     for config in configs:
         fields = config.get("text_config") or config

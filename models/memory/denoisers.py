@@ -120,7 +120,6 @@ class DenoiserMemory:
         return fake_module(meta_decoder(self.architecture).requires_grad_(False).eval(), fakes)
 
     def _final(self, vae: Any, rows: int) -> tuple[int, ...]:
-        """Return the shape of the final latents of some rows."""
         settings, (channels, pixels, _) = self.policy.settings, self.architecture.latents
         clips = any(name in vae.config for name in ("z_dim", "temporal_compression_ratio", "clip_length"))
         frames = (self.architecture.latent_frames(settings.frames),) if clips else ()

@@ -28,29 +28,24 @@ def language_config(path: str) -> Any:
     return None if fields is None else AutoConfig.for_model(**fields)
 
 
-def meta_language_model(config: Any, attention: str | None = None, models: LanguageModels = CAUSAL) -> Any:
+def meta_language_model(config: Any, attention: str | None = None, models: LanguageModels | None = CAUSAL) -> Any:
     """Return the language model without weights.
 
     Args:
         config: config of transformers.
         attention: ``model.attention``.
-        models: its classes.
+        models: its classes; None: it is the backbone of a critic.
     """
-    called = attention_of(models.loader(), config, attention)
-    return on_meta(lambda: auto_from_config(models.loader(), config, attn_implementation=called))
-
-
-def meta_backbone(config: Any, attention: str | None = None, *, label: str = "critic.path") -> Any:
-    """Return the backbone of a critic without weights; see ``meta_language_model``."""
     from transformers import AutoModel
 
-    called = attention_of(AutoModel, config, attention, label=label)
-    return on_meta(lambda: auto_from_config(AutoModel, config, attn_implementation=called))
+    loader, label = (AutoModel, "critic.path") if models is None else (models.loader(), "model.path")
+    called = attention_of(loader, config, attention, label=label)
+    return on_meta(lambda: auto_from_config(loader, config, attn_implementation=called))
 
 
 def meta_critic(config: Any, *, own: bool) -> ValueModel:
     """Return the critic of a model without weights: with its own backbone, or only a head."""
-    backbone = meta_backbone(config) if own else None
+    backbone = meta_language_model(config, models=None) if own else None
     return ValueModel(backbone, hidden_size(config), torch.device("meta"))
 
 
@@ -76,7 +71,7 @@ def check_class(
     if config is None:
         return  # loading reports the error
     try:
-        model = meta_backbone(config, attention) if critic else meta_language_model(config, attention, family.models)
+        model = meta_language_model(config, attention, None if critic else family.models)
     except ConfigError:
         raise
     except Exception as error:  # a class may fail in any way on inconsistent sizes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from flowmill.models.maths.tokens import draw
+from flowmill.models.memory.published import Transformer
 from flowmill.models.memory.tracing import Blocks, PeakMemory, Traced, Tracer, make_fake
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
@@ -90,9 +91,8 @@ def _model(loader: Any, config: Any, settings: PolicySettings, **label: str) -> 
 
 
 def encoding_bytes(config: Any, inputs: Inputs, *, trained: bool) -> int:
-    """Return the estimated bytes of encoding an image, and of cached features: eight vectors of the width of the
-    encoder and two of its inner layers per patch, of one layer, or of all where they are trained. The layers cannot be
-    traced without numbers, as their attention depends on the size of the image.
+    """Return an upper bound of the bytes of encoding an image, and of cached features. The layers cannot be traced
+    without numbers, as their attention depends on the size of the image.
 
     Args:
         config: config of transformers.
@@ -105,7 +105,8 @@ def encoding_bytes(config: Any, inputs: Inputs, *, trained: bool) -> int:
     width = getattr(vision, "embed_dim", None) or vision.hidden_size
     inner = getattr(vision, "intermediate_size", None) or int(vision.mlp_ratio * width)
     layers = getattr(vision, "depth", None) or vision.num_hidden_layers
-    return int(patches * (8 * width + 2 * inner) * 4 * (layers if trained else 1)) + (0 if trained else CACHED_BYTES)
+    encoder = Transformer(width=width, inner=inner, layers=layers)
+    return encoder.followed(patches, 4) or 0 if trained else encoder.row(patches, 4) + CACHED_BYTES
 
 
 def begin(models: Models, memory: PeakMemory, rows: int, width: int) -> None:
@@ -114,7 +115,7 @@ def begin(models: Models, memory: PeakMemory, rows: int, width: int) -> None:
 
 
 def go_on(models: Models, memory: PeakMemory, rows: int, width: int) -> None:
-    """Draw the token after (B, W) cached ones; the cache is what is retained."""
+    """Draw the token after (B, W) cached ones; the cache is retained."""
     _, cache = _forward(models[0], rows, width, None)
     memory.peak = memory.retained = memory.now
     logits, _ = _forward(models[0], rows, width + 1, cache)

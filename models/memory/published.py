@@ -31,9 +31,7 @@ class Transformer:
     retained: int = 0
     """Layers whose outputs are retained until the last is computed."""
     layers: int | None = None
-    """Number of layers that gradients pass through."""
-    gates: int = 1
-    """Copies of the inner width that a layer's activation keeps for a gradient: 1 for GELU, 2 for its quick form."""
+    """Number of layers that gradients pass through; None: unknown."""
     embedded: int = 0
     """Parameters of embeddings and heads of text encoders, which are not quantized."""
 
@@ -46,12 +44,9 @@ class Transformer:
         return layer + self.retained * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
 
     def followed(self, tokens: int, number: int) -> int | None:
-        """Return the peak bytes with a gradient; None if the number of layers is unknown."""
-        if self.layers is None:
-            return None
-        # Every layer keeps inputs and outputs of both norms, three projections, and the output of attention.
-        stored = tokens * self.layers * (6 * self.width + self.gates * self.inner)
-        return stored * number + self.row(tokens, number)
+        """Return an upper bound of the bytes with a gradient, for which a layer keeps no more than its peak; None if
+        the number of layers is unknown."""
+        return None if self.layers is None else self.layers * self.row(tokens, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

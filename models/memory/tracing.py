@@ -54,7 +54,6 @@ class PeakMemory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        """Start with nothing."""
         super().__init__()
         self.now: int = 0
         """Bytes in use."""

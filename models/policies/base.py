@@ -39,6 +39,19 @@ class PolicySettings:
     """Quantizers of frozen weights; see ``flowmill.models.weights.quantized``."""
 
 
+def common_settings(config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool) -> dict[str, Any]:
+    """Return the fields of ``PolicySettings`` of a run's policy that are the same for every family."""
+    section = config.model
+    return {
+        "dtype": dtype,
+        "device": device,
+        "gradient_checkpointing": section.gradient_checkpointing,
+        "attention": section.attention,
+        "empty": empty,
+        "quantize": section.quantize,
+    }
+
+
 class Policy(ABC):
     """One model family: loads its parts and defines which of them are trained."""
 
@@ -76,11 +89,11 @@ class Policy(ABC):
         return {}
 
     @classmethod
-    @abstractmethod
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> PolicySettings:
         """Return the settings of a run's policy."""
+        return PolicySettings(**common_settings(config, dtype=dtype, device=device, empty=empty))
 
     @classmethod
     @abstractmethod

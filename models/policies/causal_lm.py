@@ -79,25 +79,13 @@ class CausalLM(Policy):
     """The classes of its models."""
     attentions = LANGUAGE_BACKENDS
     lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    files: Sequence[Path] = ()
+    """Files of its processor besides the tokenizer's."""
 
     def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
         super().__init__(settings)
         self.model = model
         self.tokenizer = tokenizer
-
-    @classmethod
-    def settings_for(
-        cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
-    ) -> PolicySettings:
-        section = config.model
-        return PolicySettings(
-            dtype=dtype,
-            device=device,
-            gradient_checkpointing=section.gradient_checkpointing,
-            attention=section.attention,
-            empty=empty,
-            quantize=section.quantize,
-        )
 
     @classmethod
     def load(
@@ -210,8 +198,10 @@ class CausalLM(Policy):
         self.model.generation_config.save_pretrained(folder)
 
     def save_reader(self, folder: Path) -> None:
-        """Write the reader of prompts: the tokenizer."""
+        """Write the reader of prompts: the tokenizer, and the files of the processor."""
         self.tokenizer.save_pretrained(folder)
+        for file in self.files:
+            (folder / file.name).write_bytes(file.read_bytes())
 
     @property
     def facts(self) -> dict[str, str]:

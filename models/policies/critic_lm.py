@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.policies.base import Policy, PolicySettings
 from flowmill.models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
@@ -99,13 +98,6 @@ class CriticLM(Policy):
     def __init__(self, settings: PolicySettings, model: ValueModel) -> None:
         super().__init__(settings)
         self.model = model
-
-    @classmethod
-    def settings_for(
-        cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
-    ) -> PolicySettings:
-        """Not implemented: a critic uses the settings of its policy's family."""
-        raise NotImplementedError
 
     @classmethod
     def load(

@@ -100,7 +100,6 @@ class DDIMPolicy(PipelinePolicy):
         return alphas.float()
 
     def _trained_levels(self, dtype: torch.dtype) -> Tensor:
-        """Return the noise level of every timestep the model was trained with."""
         return flow_sigma(self.pipeline.scheduler.alphas_cumprod).to(dtype)
 
 

@@ -168,9 +168,8 @@ class DecodingPolicy(DiffusionPolicy):
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, C, h, w) latents, scaled and shifted by its config."""
         vae = self.pipeline.vae
-        scaled = latents.to(vae.dtype) / vae.config.scaling_factor
-        shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor
-        return vae.decode(shifted, return_dict=False)[0]
+        scaled, shift = latents.to(vae.dtype) / vae.config.scaling_factor, vae.config.get("shift_factor")
+        return self.run_decoder(vae, scaled if shift is None else scaled + shift)
 
 
 def _scales(*values: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.conditioning import Conditioning, Guided
-from flowmill.models.policies.base import Policy, PolicySettings
+from flowmill.models.policies.base import Policy, PolicySettings, common_settings
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.trainable import Trainable
 from flowmill.models.weights.lora import LoraSpec
@@ -112,19 +112,14 @@ class DiffusionPolicy(Policy):
     ) -> DiffusionSettings:
         section = config.model
         return DiffusionSettings(
+            **common_settings(config, dtype=dtype, device=device, empty=empty),
             height=section.height,
             width=section.width,
-            guidance_scale=section.guidance_scale,
-            dtype=dtype,
-            device=device,
-            train_negative=config.optimize.guidance_gradient == "both",
-            gradient_checkpointing=section.gradient_checkpointing,
             frames=section.frames,
-            attention=section.attention,
+            guidance_scale=section.guidance_scale,
+            train_negative=config.optimize.guidance_gradient == "both",
             compile=section.compile,
             vae_tiling=section.vae_tiling,
-            empty=empty,
-            quantize=section.quantize,
         )
 
     @contextmanager

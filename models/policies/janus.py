@@ -11,9 +11,9 @@ Legend: B rows, W positions, V vocabulary of texts, K codebook, N tokens of an i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,16 +25,15 @@ from torch import Tensor, nn
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.guidance import guided
-from flowmill.models.policies.base import PolicySettings
+from flowmill.models.policies.base import PolicySettings, common_settings
 from flowmill.models.policies.causal_lm import MODEL, CausalLM, TrainableLM
 from flowmill.models.policies.critic_lm import block_lists
 from flowmill.models.policies.language_classes import cache_name
 from flowmill.models.policies.language_model_folders import Frame, LanguageModels, frame_of
 from flowmill.models.policies.parts import Part
-from flowmill.models.policies.pictures import PROCESSOR_FILES
+from flowmill.models.policies.pictures import load_image_processor, processor_files
 from flowmill.models.policies.vision_lm import NEVER
 from flowmill.models.weights.lora import LoraSpec, within
-from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
     from flowmill.models.maths.shared_prompts import SharedPrompts
@@ -70,8 +69,6 @@ class Janus(CausalLM):
     models = JANUS
     settings: JanusSettings
     frame = Frame(0, 0, 0)
-    files: Sequence[Path] = ()
-    """Files of its processor besides the tokenizer's."""
 
     def __init__(self, settings: JanusSettings, model: Any, tokenizer: Any) -> None:
         super().__init__(settings, model, tokenizer)
@@ -84,8 +81,7 @@ class Janus(CausalLM):
 
     @classmethod
     def settings_for(cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool) -> JanusSettings:
-        settings = super().settings_for(config, dtype=dtype, device=device, empty=empty)
-        values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+        values = common_settings(config, dtype=dtype, device=device, empty=empty)
         return JanusSettings(**values, guidance_scale=config.model.guidance_scale)
 
     @classmethod
@@ -94,8 +90,7 @@ class Janus(CausalLM):
         policy = super().load(folder, settings, parts, options)
         assert isinstance(policy, Janus)
         policy.frame = frame_of(folder)
-        policy.processor = _image_processor(folder)
-        policy.files = [folder / name for name in PROCESSOR_FILES if (folder / name).is_file()]
+        policy.processor, policy.files = load_image_processor(folder), processor_files(folder)
         return policy
 
     @classmethod
@@ -123,18 +118,13 @@ class Janus(CausalLM):
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableJanus:
         return TrainableJanus(self, lora, seed=seed)
 
-    def save_reader(self, folder: Path) -> None:
-        super().save_reader(folder)
-        for file in self.files:
-            (folder / file.name).write_bytes(file.read_bytes())
-
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(name for name in block_lists(self.model) if not within(name, _UNUSED))
 
     @property
     def entered(self) -> list[nn.Module]:
-        return [_core(self.model).generation_aligner, _core(self.model).generation_head]
+        return [self.model.base_model.generation_aligner, self.model.base_model.generation_head]
 
     @property
     def eos(self) -> frozenset[int]:
@@ -199,7 +189,7 @@ class Janus(CausalLM):
             **{name: cache},
         )
         states = out.hidden_states[-1][:, -1:] if last else out.hidden_states[-1]
-        logits = _core(model).generation_head(states)
+        logits = model.base_model.generation_head(states)
         if guides:
             # In half precision the scale would multiply one more rounding.
             followed, blank = logits.float().chunk(2)
@@ -230,7 +220,7 @@ class Janus(CausalLM):
     def encode_images(self, images: Tensor) -> Tensor:
         """Return ids (B, N) of (B, H, W, 3) uint8 images: the nearest codes by direction, since codes are decoded with
         length 1. As in the authors' VectorQuantizer; transformers' ``encode`` is equal if the codes have length 1."""
-        coder = _core(self.model).vqmodel
+        coder = self.model.base_model.vqmodel
         pixels = self.processor(list(images.cpu().numpy()), return_tensors="pt")["pixel_values"]
         states = coder.quant_conv(coder.encoder(pixels.to(self.settings.device, self.settings.dtype)))
         codes = torch.nn.functional.normalize(coder.quantize.embedding.weight.float(), dim=-1)
@@ -273,16 +263,3 @@ class _Cache:
         copies = self.layers[0].keys.shape[0] // self._rows
         self.both.reorder_cache(torch.cat([rows + self._rows * branch for branch in range(copies)]))
         self._rows = len(rows)
-
-
-def _image_processor(folder: Path) -> Any:
-    from transformers import AutoImageProcessor
-
-    remedy = "Save the processor next to the model with processor.save_pretrained()."
-    return load_pretrained(
-        AutoImageProcessor, folder, label="model.path: the processor of", remedy=remedy, backend="pil"
-    )
-
-
-def _core(model: Any) -> Any:
-    return model.base_model

@@ -72,7 +72,6 @@ class LTX2ImageToVideo(LTX2):
 
     @property
     def _generated(self) -> int:
-        """Tokens of the frames after the first."""
         frames, height, width = self._shape()
         return (frames - 1) * height * width
 

@@ -37,10 +37,12 @@ CACHED_BYTES = 1 << 28
 _MARKS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token")
 
 #: Files of a processor besides the tokenizer's.
-PROCESSOR_FILES = (
+_FILES = (
     *(f"{name}_config.json" for name in ("preprocessor", "processor", "video_preprocessor")),
     *("chat_template.json", "chat_template.jinja"),
 )
+_LABEL = "model.path: the processor of"
+_REMEDY = "Save the processor next to the model with processor.save_pretrained()."
 
 Inputs = Mapping[str, "Tensor"]
 #: Returns the (H, W, 3) uint8 pixels of an image.
@@ -146,8 +148,7 @@ class Pictures:
 
 @lru_cache(maxsize=4)
 def _pictures(folder: Path, stamp: tuple[int, ...]) -> Pictures:
-    files = [folder / name for name in PROCESSOR_FILES if (folder / name).is_file()]
-    return Pictures(load_processor(folder), image_token(load_language_config(folder)), files)
+    return Pictures(load_processor(folder), image_token(load_language_config(folder)), processor_files(folder))
 
 
 def pictures_of(folder: Path) -> Pictures:
@@ -163,10 +164,21 @@ def image_token(config: Any) -> int:
     return int(config.image_token_index if token is None else token)
 
 
+def processor_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's processor besides the tokenizer's."""
+    return [folder / name for name in _FILES if (folder / name).is_file()]
+
+
+def load_image_processor(folder: Path) -> Any:
+    """Return a model's processor of images, Pillow's; raise ConfigError if the folder has no readable one."""
+    from transformers import AutoImageProcessor
+
+    return load_pretrained(AutoImageProcessor, folder, label=_LABEL, remedy=_REMEDY, backend="pil")
+
+
 def load_processor(folder: Path) -> Any:
     """Return a model's processor for images and texts: with Pillow's image processor, and without that of videos, which
     needs torchvision. Raises ConfigError if the folder has no readable one, or it has no chat template."""
-    from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     config = load_language_config(folder)
@@ -176,13 +188,7 @@ def load_processor(folder: Path) -> Any:
             f"model.path '{folder}' holds a model of the type '{config.model_type}', of which transformers has no "
             "processor for images. Choose a vision-language model."
         )
-    remedy = "Save the processor next to the model with processor.save_pretrained()."
-    label = "model.path: the processor of"
-    parts = {
-        "tokenizer": load_tokenizer(folder),
-        "image_processor": load_pretrained(AutoImageProcessor, folder, label=label, remedy=remedy, backend="pil"),
-    }
-
+    parts = {"tokenizer": load_tokenizer(folder), "image_processor": load_image_processor(folder)}
     attributes = kind.get_attributes()
     loading = {
         "_get_arguments_from_pretrained": classmethod(
@@ -191,7 +197,7 @@ def load_processor(folder: Path) -> Any:
         "check_argument_for_proper_class": lambda processor, name, value: type(value),
     }
     patched = type(kind.__name__, (kind,), loading)
-    processor = load_pretrained(patched, folder, label=label, remedy=remedy)
+    processor = load_pretrained(patched, folder, label=_LABEL, remedy=_REMEDY)
     if not isinstance(processor.chat_template, str):
         processor.chat_template = getattr(parts["tokenizer"], "chat_template", None)
     if not isinstance(processor.chat_template, str | dict):

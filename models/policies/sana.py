@@ -86,13 +86,6 @@ class Sana(EulerGridPolicy):
         # The pipeline computes guidance in float32.
         return predicted.float()
 
-    def decoded(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
-
-    def encoded(self, media: Tensor) -> Tensor:
-        return self.likeliest(media) * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
-
     def more_arguments(self, steps: int) -> dict[str, Any]:
         """Turn off binning of sizes, and the instruction if the option is off."""
         off = {} if self.options.instruction else {"complex_human_instruction": None}

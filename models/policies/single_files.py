@@ -74,7 +74,7 @@ def load_components(
         raise unfit(Path(files[""]), reason, f"Say which one: model.single_file={{{both}}}")
     loaded = list[str]()
     with TemporaryDirectory() as configs:
-        # diffusers loads what a file lacks from a folder that has it.
+        # diffusers loads the components that a file lacks from a folder that has them.
         _copy(folder, Path(configs), (".json",))
         for component, path in files.items():
             file = Path(path).expanduser()

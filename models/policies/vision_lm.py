@@ -75,6 +75,7 @@ class VisionLM(CausalLM):
         policy = super().load(folder, settings, parts, options)
         assert isinstance(policy, VisionLM)
         policy.pictures, policy.untrained = pictures_of(folder), cls.untrained_parts(options)
+        policy.files = policy.pictures.files
         return policy
 
     @classmethod
@@ -122,25 +123,19 @@ class VisionLM(CausalLM):
             backbone, ids, None, None, pictures, _Encoder(backbone, pictures, cache)
         )
 
-    def save_reader(self, folder: Path) -> None:
-        super().save_reader(folder)
-        assert self.pictures is not None
-        for file in self.pictures.files:
-            (folder / file.name).write_bytes(file.read_bytes())
-
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(name for name in block_lists(self.model) if not within(name, _TOWERS))
 
     @property
     def entered(self) -> list[nn.Module]:
-        return [part for name, part in _core(self.model).named_children() if name in _TOWERS]
+        return [part for name, part in self.model.base_model.named_children() if name in _TOWERS]
 
     def first_position(self, prompt: Sequence[int]) -> int:
         """Return the position of the first token after a prompt: images take fewer positions than tokens in classes
         that place their tokens in three dimensions."""
         assert self.pictures is not None
-        placed = _placed(_core(self.model), [list(prompt)], None, self.pictures)
+        placed = _placed(self.model.base_model, [list(prompt)], None, self.pictures)
         return len(prompt) if placed is None else int(placed.max()) + 1
 
     def inputs(self, model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
@@ -149,14 +144,13 @@ class VisionLM(CausalLM):
         # A frozen encoder is the same in all models of a run, also where a reference rounds it in another way.
         encoder = self.model if self.untrained else model
         cache = self._features if self.untrained else None
-        return _inputs(model, ids, mask, positions, self.pictures, _Encoder(_core(encoder), self.pictures, cache))
+        return _inputs(model, ids, mask, positions, self.pictures, _Encoder(encoder.base_model, self.pictures, cache))
 
     def allowed(self, logits: Tensor) -> Tensor:
         return logits.index_fill_(-1, moved(self._never, logits.device), NEVER)
 
     @cached_property
     def _features(self) -> SizedCache:
-        """Features of images."""
         return _feature_cache()
 
     @cached_property
@@ -213,7 +207,7 @@ def _inputs(
     """Return the arguments of a model for rows (B, W) from their first token on; see ``CausalLM.inputs``."""
     rows = ids.tolist()
     numbers = [number for row in rows for number in pictures.of_row(row)]
-    placed = _placed(_core(model), rows, mask, pictures)
+    placed = _placed(model.base_model, rows, mask, pictures)
     kinds, plain = (ids < 0).long(), ids.masked_fill(ids < 0, pictures.token)
     positions = positions if placed is None else moved(placed, ids.device)
     arguments = whole(model, plain) if positions is None else at(model, plain, positions)
@@ -257,8 +251,3 @@ def _places(core: Any, row: tuple[int, ...], pictures: Pictures) -> Tensor:
 
     positions: Tensor = pictures.places.of(row, place)
     return positions
-
-
-def _core(model: Any) -> Any:
-    """Return the model without its language head."""
-    return model.base_model

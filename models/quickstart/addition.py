@@ -32,7 +32,8 @@ class AdditionBuilder(CharacterModelBuilder):
         _CHARACTERS.pretrain(
             model,
             lambda order: _answered(*pairs[order.randrange(len(pairs))]),
-            done=lambda: float(_CHARACTERS.probabilities(model, probe).mean()) >= self.accuracy,
+            probe,
+            lambda probabilities: float(probabilities.mean()) >= self.accuracy,
             seed=self.seed,
             report=report,
         )

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,12 +16,29 @@ from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
 
 PAD, BOS, EOS = 0, 1, 2
-_BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3
-#: Steps between checks for the end of pre-training, and the first step with a check.
-_EVERY, _FROM = 10, 150
-_MOST_STEPS = 2000
+_WARMUP, _LEARNING_RATE = 50, 2e-3
+R = TypeVar("R")
 #: A prompt and an answer to it.
 Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Sizes of pre-training."""
+
+    batch: int
+    """Rows of a batch."""
+    every: int = 20
+    """Steps between checks for the end."""
+    first: int = 0
+    """First step with a check."""
+    most: int
+    """Maximum number of steps."""
+    max_norm: float | None = 1.0
+    """Gradients are clipped to this norm; None: they are not."""
+
+
+_PACE = Pace(batch=128, every=10, first=150, most=2000, max_norm=None)
 
 
 def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any:
@@ -57,45 +74,51 @@ def filled(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor,
     return ids, labels
 
 
-def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of answers: logits (B, W, V), labels (B, W) as of ``filled``."""
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+def text_logits(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor, Tensor]:
+    """Return the (B, W, V) logits of rows of prompts and answers, and their (B, W) labels; see ``filled``."""
+    ids, labels = filled(rows)
+    return model(input_ids=ids).logits, labels
 
 
-def train_until(
+def train_answers(
     model: Any,
-    loss: Callable[[], Tensor],
-    good: Callable[[int], bool],
+    logits: Callable[[Sequence[R]], tuple[Tensor, Tensor]],
+    draw: Callable[[], R],
+    probe: Sequence[R],
+    enough: Callable[[Tensor], bool],
     *,
-    most: int,
+    pace: Pace,
     report: Callable[[int, int], None],
-    max_norm: float | None = None,
 ) -> None:
-    """Train a model in place until it is good enough.
+    """Train a model in place on the cross-entropy of answers, until it is good enough.
 
     Args:
-        loss: returns the loss of the next batch.
-        good: whether the model is good enough after a step.
-        most: maximum number of steps.
+        logits: returns (B, W, V) logits of rows, and (B, W) labels as of ``filled``.
+        draw: returns the next row.
+        probe: rows that quality is measured on.
+        enough: whether the (B,) probabilities of their answers suffice.
         report: called with (done, total) after each step.
-        max_norm: gradients are clipped to this norm.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
-    for step in range(1, most + 1):
+    for step in range(1, pace.most + 1):
         for group in optimizer.param_groups:
             group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
-        value = loss()
+        of_tokens, labels = logits([draw() for _ in range(pace.batch)])
+        predicted, targets = of_tokens[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        loss = torch.nn.functional.cross_entropy(predicted, targets, ignore_index=-100)
         optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if pace.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), pace.max_norm)
         optimizer.step()
-        report(step, most)
-        if good(step):
-            return
+        report(step, pace.most)
+        if step >= pace.first and step % pace.every == 0:
+            with torch.no_grad():
+                if enough(_probabilities(*logits(probe))):
+                    return
 
 
-def answer_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+def _probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (B,) probabilities of answers, the products over their tokens."""
     log_p, targets = torch.log_softmax(logits[:, :-1].float(), -1), labels[:, 1:]
     chosen = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -143,31 +166,26 @@ class Characters:
             **({"extra_special_tokens": dict(self.special)} if self.special else {}),
         )
 
-    def batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
-        """Return (B, W) ids, padded on the right, and labels, -100 for positions that are not predicted."""
-        return filled([([BOS, *self.tokens(prompt)], [*self.tokens(answer), EOS]) for prompt, answer in pairs])
-
-    @torch.no_grad()
-    def probabilities(self, model: Any, pairs: Sequence[Pair]) -> Tensor:
-        """Return (B,) probabilities of the answers of pairs, the products over their tokens."""
-        ids, labels = self.batch(pairs)
-        return answer_probabilities(model(input_ids=ids).logits, labels)
-
     def pretrain(
-        self, model: Any, draw: Callable[[random.Random], Pair], *, done: Callable[[], bool], seed: int, report: Report
+        self,
+        model: Any,
+        draw: Callable[[random.Random], Pair],
+        probe: Sequence[Pair],
+        enough: Callable[[Tensor], bool],
+        *,
+        seed: int,
+        report: Report,
     ) -> None:
-        """Train on pairs until ``done``, in place. ``done``: whether the model is good enough; the number of steps
-        depends on the seed; ``report``: called with (activity, done, total) after each step."""
+        """Train on pairs in place; see ``train_answers``. The number of steps depends on the seed. ``report``: called
+        with (activity, done, total) after each step."""
         order = random.Random(seed)
 
-        def loss() -> Tensor:
-            ids, labels = self.batch([draw(order) for _ in range(_BATCH)])
-            return answer_loss(model(input_ids=ids).logits, labels)
+        def logits(pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+            rows = [([BOS, *self.tokens(prompt)], [*self.tokens(answer), EOS]) for prompt, answer in pairs]
+            return text_logits(model, rows)
 
-        def good(step: int) -> bool:
-            return step >= _FROM and step % _EVERY == 0 and done()
-
-        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "language model"))
+        progress = partial(report, "language model")
+        train_answers(model, logits, lambda: draw(order), probe, enough, pace=_PACE, report=progress)
 
     def tokens(self, text: str) -> list[int]:
         """Return the ids of a text's characters."""

@@ -8,43 +8,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from PIL import Image
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
-from flowmill.models.quickstart.characters import (
-    BOS,
-    EOS,
-    CharacterModelBuilder,
-    Characters,
-    answer_loss,
-    answer_probabilities,
-    filled,
-    train_until,
+from flowmill.models.quickstart.characters import BOS, EOS, CharacterModelBuilder, Characters, train_answers
+from flowmill.models.quickstart.vision import (
+    IMAGES,
+    PACE,
+    PROBE,
+    SIGHT,
+    SPECIAL,
+    DigitImages,
+    image_processor,
+    tiny_model,
+    write,
 )
-from flowmill.models.quickstart.corpus import digit_pairs
-from flowmill.models.quickstart.vision import image_processor, tiny_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ACCEPTS = "."
-_CHARACTERS = Characters(
-    f'0123456789"()+-{_ACCEPTS}',
-    {"vision_start_token": "<see>", "image_token": "<image>", "vision_end_token": "<seen>", "video_token": "<clip>"},
-)
-_SEE, _IMAGE, _SEEN = range(3, 6)
-#: Tokens of an image.
-_SIGHT = [_SEE, *[_IMAGE] * 8, _SEEN]
+_CHARACTERS = Characters(f'0123456789"()+-{_ACCEPTS}', SPECIAL)
 _TEMPLATE = (
     "<bos>{% for m in messages %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<see><image><seen>{% else %}"
     "{{ c['text'] }}{% endif %}{% endfor %}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
 )
 #: How often an image with 0, 1 or 2 right digits is accepted.
 _ACCEPTED = (0.3, 0.5, 0.7)
-#: Images of the corpus, of which the last measure accuracy; rows of a batch; steps between checks, and the most steps.
-_IMAGES, _PROBE, _BATCH, _EVERY, _MOST_STEPS = 6000, 200, 64, 20, 4000
 #: Number of an image or None, token ids before an answer, and those of the answer.
 _Row = tuple[int | None, list[int], list[int]]
 
@@ -63,38 +54,32 @@ class LookerBuilder(CharacterModelBuilder):
         corpus = _Looks(processor, self.seed)
         probe = [
             corpus.looked(number, corpus.requested(order, number), accepts=accepts)
-            for number in range(_IMAGES - _PROBE, _IMAGES)
+            for number in range(IMAGES - PROBE, IMAGES)
             for accepts in (True, False)
         ]
 
-        def loss() -> Tensor:
-            return answer_loss(*corpus.logits(model, [corpus.drawn(order) for _ in range(_BATCH)]))
+        def logits(rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+            images = [number for number, *_ in rows if number is not None]
+            return corpus.logits(model, images, [row[1:] for row in rows])
 
-        @torch.no_grad()
-        def good(step: int) -> bool:
-            if step % _EVERY:
-                return False
-            return float(answer_probabilities(*corpus.logits(model, probe)).sum()) >= self.accuracy * _PROBE
+        train_answers(
+            model,
+            logits,
+            lambda: corpus.drawn(order),
+            probe,
+            lambda probabilities: float(probabilities.sum()) >= self.accuracy * PROBE,
+            pace=PACE,
+            report=partial(report, "vision-language model"),
+        )
+        write(folder, model, _CHARACTERS, processor, _TEMPLATE)
 
-        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "vision-language model"), max_norm=1.0)
-        model.save_pretrained(folder)
-        _CHARACTERS.tokenizer().save_pretrained(folder)
-        processor.save_pretrained(folder)
-        (folder / "chat_template.jinja").write_text(_TEMPLATE)
 
-
-class _Looks:
+class _Looks(DigitImages):
     """Images of two digits, and conversations on them."""
-
-    def __init__(self, processor: Any, seed: int) -> None:
-        self.texts, gray = digit_pairs(_IMAGES, seed=seed + 1)
-        seen = processor(images=[Image.fromarray(each).convert("RGB") for each in gray], return_tensors="pt")
-        self._pixels: Tensor = seen.pixel_values.unflatten(0, (_IMAGES, -1))
-        self._grid = seen.image_grid_thw[:1]
 
     def drawn(self, order: random.Random) -> _Row:
         """Return a first text, or one after an image."""
-        number = order.randrange(_IMAGES - _PROBE)
+        number = order.randrange(IMAGES - PROBE)
         digits = self.requested(order, number)
         if order.random() < 0.1:
             return None, [BOS, *_CHARACTERS.tokens(f'"{digits}"')], [*_CHARACTERS.tokens(f'("{digits}")'), EOS]
@@ -109,21 +94,8 @@ class _Looks:
 
     def looked(self, number: int, requested: str, *, accepts: bool) -> _Row:
         """Return the second text on an image that was requested: its digits, whether each is right, and an end."""
-        before = [BOS, *_CHARACTERS.tokens(f'"{requested}"("{requested}")'), EOS, *_SIGHT]
+        before = [BOS, *_CHARACTERS.tokens(f'"{requested}"("{requested}")'), EOS, *SIGHT]
         seen = "".join(
             f"{digit}{'-+'[digit == right]}" for digit, right in zip(self.texts[number], requested, strict=True)
         )
         return number, before, [*_CHARACTERS.tokens(seen + (_ACCEPTS if accepts else f'("{requested}")')), EOS]
-
-    def logits(self, model: Any, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
-        """Return (B, W, V) logits and (B, W) labels."""
-        ids, labels = filled([row[1:] for row in rows])
-        images = [number for number, *_ in rows if number is not None]
-        out = model(
-            input_ids=ids,
-            pixel_values=self._pixels[images].flatten(0, 1),
-            image_grid_thw=self._grid.repeat(len(images), 1),
-            mm_token_type_ids=(ids == _IMAGE).long(),
-            use_cache=False,
-        )
-        return out.logits, labels

@@ -123,7 +123,6 @@ def noised(clean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
-    """Return the flow-matching loss."""
     noisy, sigma, target = noised(clean)
     transformer, *text_encoders = modules
     outputs = [encoder(tokens, output_hidden_states=True) for encoder in text_encoders]

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from flowmill.configs.option_types import OpenShare
 from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.characters import (
@@ -18,12 +15,11 @@ from flowmill.models.quickstart.characters import (
     EOS,
     CharacterModelBuilder,
     Characters,
+    Pace,
     Pair,
-    answer_loss,
-    answer_probabilities,
-    filled,
     llama,
-    train_until,
+    text_logits,
+    train_answers,
 )
 
 _CHARACTERS = Characters(string.ascii_lowercase + string.digits + ' "')
@@ -35,8 +31,6 @@ _REWRITES = ("{}", '"{}"', "number {}", "a {}", "{} digits")
 _ACCEPTS, _SCORES = "ok", {"0.00": 0.3, "0.50": 0.5, "1.00": 0.7}
 #: Number of requests that accuracy is measured on.
 _PROBE = 40
-#: Rows of a batch of conversations; steps between checks for the end, and the most steps.
-_BATCH, _EVERY, _MOST_STEPS = 128, 20, 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +52,8 @@ class RewriterBuilder(CharacterModelBuilder):
         _CHARACTERS.pretrain(
             model,
             lambda drawn: _pair(drawn, train),
-            done=lambda: float(_CHARACTERS.probabilities(model, ways).sum()) / _PROBE >= self.accuracy,
+            ways,
+            lambda probabilities: float(probabilities.sum()) / _PROBE >= self.accuracy,
             seed=self.seed,
             report=report,
         )
@@ -78,20 +73,15 @@ class ReviserBuilder(CharacterModelBuilder):
         """Write a transformers folder with model and tokenizer."""
         model, (train, _), order = llama(self.seed, vocabulary=48, positions=64), numbers(), random.Random(self.seed)
         probe = [row for number in order.choices(train, k=_PROBE) for row in _texts(order, number)]
-
-        def loss() -> Tensor:
-            ids, labels = filled([_turn(order, order.choice(train)) for _ in range(_BATCH)])
-            return answer_loss(model(input_ids=ids).logits, labels)
-
-        @torch.no_grad()
-        def good(step: int) -> bool:
-            if step % _EVERY:
-                return False
-            ids, labels = filled(probe)
-            probabilities = answer_probabilities(model(input_ids=ids).logits, labels)
-            return float(probabilities.sum()) >= self.accuracy * 2 * _PROBE
-
-        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "language model"), max_norm=1.0)
+        train_answers(
+            model,
+            partial(text_logits, model),
+            lambda: _turn(order, order.choice(train)),
+            probe,
+            lambda probabilities: float(probabilities.sum()) >= self.accuracy * 2 * _PROBE,
+            pace=Pace(batch=128, most=3000),
+            report=partial(report, "language model"),
+        )
         model.save_pretrained(folder)
         _SCORED.tokenizer().save_pretrained(folder)
 

@@ -138,7 +138,6 @@ def _fresh_model() -> Any:
 def _steps(
     parameters: Iterable[nn.Parameter], steps: int, loss: Callable[[int], Tensor], report: Callable[[int, int], None]
 ) -> None:
-    """Take optimizer steps on the losses of batches."""
     trained = list(parameters)
     optimizer = torch.optim.AdamW(trained, lr=_LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, steps, pct_start=0.1)

@@ -23,35 +23,35 @@ from flowmill.models.quickstart.characters import (
     PAD,
     CharacterModelBuilder,
     Characters,
+    Pace,
     Pair,
-    answer_loss,
-    answer_probabilities,
     filled,
-    train_until,
+    train_answers,
 )
 from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
 
 #: Prompts that ask for the digits, for their sum, and for an edit that copies the left digit to the right, or back.
 READ, ADD, RIGHT, LEFT = "=", "+", ">", "<"
 _MARKS = {"vision_start": "<see>", "image": "<image>", "vision_end": "<seen>", "video": "<clip>"}
-_SPECIAL = {f"{name}_token": mark for name, mark in _MARKS.items()}
-_SUMMING = Characters(f"0123456789{READ}{ADD}", _SPECIAL)
-_EDITING = Characters(f"0123456789{RIGHT}{LEFT}{''.join(STAYS)}", _SPECIAL)
-_SEE, _IMAGE, _SEEN, _CLIP = range(3, 7)
+SPECIAL = {f"{name}_token": mark for name, mark in _MARKS.items()}
+_SUMMING = Characters(f"0123456789{READ}{ADD}", SPECIAL)
+_EDITING = Characters(f"0123456789{RIGHT}{LEFT}{''.join(STAYS)}", SPECIAL)
+_SEE, IMAGE, _SEEN, _CLIP = range(3, 7)
 _TEMPLATE = (
     "<bos>{% for c in messages[-1]['content'] %}{% if c['type'] == 'image' %}<see><image><seen>{% else %}"
     "{{ c['text'] }}{% endif %}{% endfor %}"
 )
-#: Pixels of a patch's side, patches of a token's side, and tokens of an image.
+#: Pixels of a patch's side, and patches of a token's side.
 _PATCH, _MERGE = 4, 2
-_TOKENS = HEIGHT * WIDTH // (_PATCH * _MERGE) ** 2
-_BATCH = 64
-#: Share of rows that ask for a sum; steps between checks for the end, and the most steps.
-_SUMS, _EVERY, _MOST_STEPS = 0.25, 20, 4000
+#: Token ids of an image.
+SIGHT = [_SEE, *[IMAGE] * (HEIGHT * WIDTH // (_PATCH * _MERGE) ** 2), _SEEN]
+PACE = Pace(batch=64, most=4000)
+#: Share of rows that ask for a sum.
+_SUMS = 0.25
 #: Images of the corpus, of which the last measure accuracy.
-_IMAGES, _PROBE = 6000, 200
+IMAGES, PROBE = 6000, 200
 #: Number of an image, prompt, answer.
-_Question = tuple[int, str, str]
+Question = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,31 +62,30 @@ class _DigitReader(CharacterModelBuilder):
     """The vocabulary."""
 
     def build(self, folder: Path, report: Report) -> None:
-        """Write a transformers folder with model, tokenizer and processor."""
         model, processor = tiny_model(self.seed), image_processor()
-        corpus, order = _Corpus(processor, self.characters, self.seed), random.Random(self.seed)
-        train, probe = range(_IMAGES - _PROBE), range(_IMAGES - _PROBE, _IMAGES)
+        corpus, order = DigitImages(processor, self.seed), random.Random(self.seed)
+        train, probe = range(IMAGES - PROBE), range(IMAGES - PROBE, IMAGES)
         questions = [(number, *each) for number in probe for each in self.probe(corpus.texts[number])]
 
-        def question() -> _Question:
+        def question() -> Question:
             number = order.choice(train)
             return number, *self.drawn(order, corpus.texts[number])
 
-        @torch.no_grad()
-        def good(step: int) -> bool:
-            if step % _EVERY:
-                return False
-            probability = answer_probabilities(*corpus.logits(model, questions)).mean()
-            return float(probability) * (len(questions) // _PROBE) >= self.accuracy
+        def logits(rows: Sequence[Question]) -> tuple[Tensor, Tensor]:
+            tokens = self.characters.tokens
+            texts = [([BOS, *SIGHT, *tokens(prompt)], [*tokens(answer), EOS]) for _, prompt, answer in rows]
+            return corpus.logits(model, [number for number, *_ in rows], texts)
 
-        def loss() -> Tensor:
-            return answer_loss(*corpus.logits(model, [question() for _ in range(_BATCH)]))
-
-        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "vision-language model"), max_norm=1.0)
-        model.save_pretrained(folder)
-        self.characters.tokenizer().save_pretrained(folder)
-        processor.save_pretrained(folder)
-        (folder / "chat_template.jinja").write_text(_TEMPLATE)
+        train_answers(
+            model,
+            logits,
+            question,
+            questions,
+            lambda probabilities: float(probabilities.mean()) * (len(questions) // PROBE) >= self.accuracy,
+            pace=PACE,
+            report=partial(report, "vision-language model"),
+        )
+        write(folder, model, self.characters, processor, _TEMPLATE)
 
     @abstractmethod
     def drawn(self, order: random.Random, digits: str) -> Pair:
@@ -168,7 +167,7 @@ def tiny_model(seed: int) -> Any:
     config = Qwen2VLConfig(
         text_config=text,
         vision_config=vision,
-        image_token_id=_IMAGE,
+        image_token_id=IMAGE,
         video_token_id=_CLIP,
         vision_start_token_id=_SEE,
         vision_end_token_id=_SEEN,
@@ -187,30 +186,34 @@ def image_processor() -> Any:
     return Qwen2VLImageProcessorPil(patch_size=_PATCH, temporal_patch_size=1, merge_size=_MERGE, size=size)
 
 
-class _Corpus:
-    """Images of two digits, and questions on them."""
+class DigitImages:
+    """Images of two digits, as the model reads them."""
 
-    def __init__(self, processor: Any, characters: Characters, seed: int) -> None:
-        self._characters = characters
-        self.texts, gray = digit_pairs(_IMAGES, seed=seed + 1)
+    def __init__(self, processor: Any, seed: int) -> None:
+        self.texts, gray = digit_pairs(IMAGES, seed=seed + 1)
         seen = processor(images=[Image.fromarray(each).convert("RGB") for each in gray], return_tensors="pt")
-        self._pixels: Tensor = seen.pixel_values.unflatten(0, (_IMAGES, -1))
+        self._pixels: Tensor = seen.pixel_values.unflatten(0, (IMAGES, -1))
         """(N, P, values)."""
         self._grid = seen.image_grid_thw[:1]
 
-    def logits(self, model: Any, questions: Sequence[_Question]) -> tuple[Tensor, Tensor]:
-        """Return (B, W, V) logits and (B, W) labels of images by number, each with its prompt and answer."""
-        tokens = self._characters.tokens
-        rows = [
-            ([BOS, _SEE, *[_IMAGE] * _TOKENS, _SEEN, *tokens(prompt)], [*tokens(answer), EOS])
-            for _, prompt, answer in questions
-        ]
+    def logits(
+        self, model: Any, images: Sequence[int], rows: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return (B, W, V) logits of rows of prompts and answers, with their images by number, and (B, W) labels."""
         ids, labels = filled(rows)
         out = model(
             input_ids=ids,
-            pixel_values=self._pixels[[number for number, _, _ in questions]].flatten(0, 1),
-            image_grid_thw=self._grid.repeat(len(questions), 1),
-            mm_token_type_ids=(ids == _IMAGE).long(),
+            pixel_values=self._pixels[list(images)].flatten(0, 1),
+            image_grid_thw=self._grid.repeat(len(images), 1),
+            mm_token_type_ids=(ids == IMAGE).long(),
             use_cache=False,
         )
         return out.logits, labels
+
+
+def write(folder: Path, model: Any, characters: Characters, processor: Any, template: str) -> None:
+    """Write a transformers folder with model, tokenizer, processor and chat template."""
+    model.save_pretrained(folder)
+    characters.tokenizer().save_pretrained(folder)
+    processor.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(template)

@@ -23,7 +23,7 @@ from flowmill.configs.model import LoraSection
 from flowmill.models.policies.language_model_folders import end_tokens
 from flowmill.models.rewards.clip import ClipEmbeddings
 from flowmill.models.rewards.device_placement import settled
-from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.pretrained import Pretrained
 from flowmill.models.rewards.text import SequenceClassification
 from flowmill.models.text.continuations import appended_ends, part_ids
 from flowmill.models.text.control_tokens import as_texts
@@ -63,6 +63,10 @@ class _OneOutput:
     def shares(self, prompts: Sequence[str]) -> Tensor:
         """Return (B, 1) ones."""
         return torch.ones(len(prompts), 1)
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Raise TypeError: texts have no gradient; backbones of images override it."""
+        raise TypeError("it was fitted on texts, which have no gradient")
 
 
 @dataclass(kw_only=True)
@@ -210,21 +214,13 @@ class TextFeatures(_OneOutput, SequenceClassification):
             features.append((output.hidden_states[-1].float() * mask).sum(1) / mask.sum(1))
         return torch.cat(features)
 
-    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Texts have no gradient.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("it was fitted on texts, which have no gradient")
-
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer, or two."""
         return _linear(inputs, self.hidden)
 
 
 @dataclass(kw_only=True)
-class TextLikelihood(_OneOutput, Encoding):
+class TextLikelihood(_OneOutput, Pretrained):
     """How likely a causal language model finds a text after its prompt.
 
     The inputs are the sum, the mean and the lowest of the log-probabilities of the text's tokens, with the end token.
@@ -268,14 +264,6 @@ class TextLikelihood(_OneOutput, Encoding):
         log_probs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(device))[..., 0] * scored[:, 1:].to(device)
         total, count = log_probs.sum(1), scored[:, 1:].sum(1).clamp(min=1).to(device)
         return torch.stack([total, total / count, log_probs.amin(1)], 1)
-
-    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Texts have no gradient.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("it was fitted on texts, which have no gradient")
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,16 +14,10 @@ from flowmill.configs.path_types import ModelPlace
 from flowmill.models.rewards.base import Metadata, Needs, Scores
 from flowmill.models.rewards.device_placement import settled
 from flowmill.models.rewards.pretrained import Pretrained
-from flowmill.models.rewards.sizes import BYTES, Takes
 from flowmill.models.text.control_tokens import as_texts
 
 #: Sample rate of published models, in Hz.
 _RATE = 48_000
-#: Parameters of published models.
-_PUBLISHED = {"laion/clap-htsat-unfused": 153_492_890}
-#: Peak bytes of ten seconds of sound in float32, as ``flowmill.models.memory.tracing`` counts them: 26.3
-#: MiB.
-_ROW = 27 << 20
 
 
 @dataclass(kw_only=True)
@@ -47,13 +41,6 @@ class Clap(Pretrained):
         rate = self._processor.feature_extractor.sampling_rate
         if rate != _RATE:
             raise ValueError(f"model '{self.model}' hears {rate} samples a second; published ones hear {_RATE}.")
-
-    @classmethod
-    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, or None for an unknown model."""
-        number = BYTES[str(options.get("dtype", cls.dtype))]
-        parameters = _PUBLISHED.get(str(options.get("model", cls.model)))
-        return None if parameters is None else Takes(weights=parameters * number, row=_ROW * number // BYTES["float32"])
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (N, C) float32 sound of 48,000 samples a second."""

@@ -16,7 +16,7 @@ from flowmill.models.image_files import open_picture
 from flowmill.models.rewards.base import Metadata, Needs, Scores, Sources
 from flowmill.models.rewards.device_placement import settled
 from flowmill.models.rewards.differentiable import processed
-from flowmill.models.rewards.pretrained import Encoding, load_pretrained
+from flowmill.models.rewards.pretrained import Pretrained, load_pretrained
 from flowmill.models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from flowmill.models.rewards.weight_files import WeightsFile
 from flowmill.models.text.control_tokens import as_texts
@@ -31,7 +31,7 @@ _HEAD = (
 
 
 @dataclass(kw_only=True)
-class ClipEmbeddings(Encoding):
+class ClipEmbeddings(Pretrained):
     """A CLIP model with its own processor."""
 
     #: So few rows per call fit next to a model that samples.
@@ -178,11 +178,6 @@ class ImageSimilarity(ClipEmbeddings):
     def follows(options: Mapping[str, Any]) -> bool:
         """Return whether scores have a gradient: only those by embedding to an image that a column names."""
         return (options.get("to", "column"), options.get("by", "embedding")) == ("column", "embedding")
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        """The accelerator for a model, references to compare with a source."""
-        return self.needs_for({"to": self.to, "by": self.by})
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return one score per (H, W, 3) uint8 image; raise ValueError if a prompt names no image, OSError if an image

@@ -51,7 +51,6 @@ _SUMMARY = re.compile(rf"^{_MARKS}summary\b", re.MULTILINE | re.IGNORECASE)
 
 
 def _listed(text: str) -> list[float]:
-    """Return the two numbers of the last list called score."""
     lists = _LIST.findall(text)
     return [float(number) for number in lists[-1]] if lists else []
 

@@ -58,7 +58,6 @@ class Fitted:
     _frozen: nn.ModuleList = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load description, backbone, adapters and layers."""
         if self.run is not None or not self.path:
             raise ConfigError(_named_wrongly(self.path, self.run))
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
@@ -98,11 +97,6 @@ class Fitted:
         """Return the needs under some options: latents where it was fitted on those."""
         media: Literal["samples", "latents"] = "latents" if options.get("media") == "latents" else "samples"
         return Needs(media=media, accelerated=True, batch_size=16)
-
-    @property
-    def needs(self) -> Needs:
-        """Latents where it was fitted on those."""
-        return self.needs_for({"media": self.media})
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
@@ -146,7 +140,6 @@ def may_be_chance(accuracy: Mapping[str, Any]) -> bool:
 
 
 def _read_adapters(file: WeightsFile, adapters: Mapping[str, nn.Parameter]) -> None:
-    """Fill the adapters of a backbone, and freeze them."""
     stored = file.read()
     if {name: value.shape for name, value in stored.items()} != {name: each.shape for name, each in adapters.items()}:
         raise file.unusable("its adapters are of another model, rank or layers")

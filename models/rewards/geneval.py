@@ -20,6 +20,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.path_types import ModelPlace
 from flowmill.models.devices import chosen_device, local_rank
 from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
+from flowmill.models.rewards.device_placement import settled
 from flowmill.models.rewards.pretrained import load_pretrained
 from flowmill.models.text.control_tokens import as_texts
 
@@ -94,18 +95,16 @@ class GenEval:
         self._colors: dict[str, Tensor] = {}
         source, revision = self.detector, self.detector_revision
         kind = "Mask2FormerForUniversalSegmentation"
-        self._detector = self._ready(load_pretrained(kind, source, revision, reward=self.name))
+        self._detector = settled(load_pretrained(kind, source, revision, reward=self.name), self._device)
         self._processor = load_pretrained("AutoImageProcessor", source, revision, reward=self.name)
         if self._detector.config.num_labels != len(NAMES):
             raise ConfigError(
                 f"reward 'geneval': '{source}' knows {self._detector.config.num_labels} classes, not COCO's "
                 f"{len(NAMES)}. Choose a detector that was trained on COCO instances."
             )
-        self._clip = self._ready(load_pretrained("CLIPModel", self.clip, self.clip_revision, reward=self.name))
+        clip = load_pretrained("CLIPModel", self.clip, self.clip_revision, reward=self.name)
+        self._clip = settled(clip, self._device)
         self._clip_processor = load_pretrained("CLIPProcessor", self.clip, self.clip_revision, reward=self.name)
-
-    def _ready(self, model: Any) -> Any:
-        return model.to(self._device).eval().requires_grad_(False)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image, with the unmet demands as notes."""

@@ -15,7 +15,7 @@ from torch import nn
 from flowmill.configs.path_types import FilePlace, ModelPlace
 from flowmill.models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
 from flowmill.models.rewards.base import Metadata, Needs, Scores
-from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.pretrained import Pretrained
 from flowmill.models.rewards.weight_files import WeightsFile
 
 _REWARD = "<|Reward|>"
@@ -24,7 +24,7 @@ _PIXELS = 256 * TOKEN**2
 
 
 @dataclass(kw_only=True)
-class HpsV3(Encoding):
+class HpsV3(Pretrained):
     """The mean that HPSv3's head gives at its reward token (``inference.py``: the first of mu and sigma)."""
 
     name: ClassVar[str] = "hpsv3"

@@ -58,8 +58,7 @@ def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling
 
 def declared_needs(reward: Any) -> Needs:
     """Return the needs that a reward object declares, by its options or for all of them, or the default ones."""
-    of_options = hasattr(reward, "needs_for") and not hasattr(reward, "needs")
-    return reward.needs_for(vars(reward)) if of_options else getattr(reward, "needs", Needs())
+    return reward.needs_for(vars(reward)) if hasattr(reward, "needs_for") else getattr(reward, "needs", Needs())
 
 
 def _by_group(batch: Batch) -> Iterator[tuple[list[int], list[int]]]:

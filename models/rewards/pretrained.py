@@ -41,11 +41,6 @@ class Pretrained:
         """Return the model, or a part of it, as a class of transformers loads it."""
         return load_pretrained(kind, self.model, self.revision, reward=self.name)
 
-
-@dataclass(kw_only=True)
-class Encoding(Pretrained):
-    """Base class of rewards whose model is one encoder, of the option ``dtype``."""
-
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
         """Return the memory the model needs on a device, without a head; None if it is unknown yet."""

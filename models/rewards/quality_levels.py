@@ -68,7 +68,6 @@ class QualityLevels(Pretrained):
         return Scores(values, notes)
 
     def _rendered(self) -> str:
-        """Return question and beginning of the answer, rendered by the model's chat template."""
         content = [{"type": "image"}, {"type": "text", "text": self.question}]
         try:
             chat = render_chat(

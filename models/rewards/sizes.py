@@ -53,7 +53,6 @@ def encoder_of(path: str) -> Transformer | None:
     width, inner = part.get("hidden_size"), part.get("intermediate_size")
     if not isinstance(width, int) or not isinstance(inner, int):
         return None
-    gates = 2 if part.get("hidden_act", "quick_gelu") == "quick_gelu" else 1
     layers = part.get("num_hidden_layers")
     return Transformer(
         parameters=sum(stored.values()),
@@ -61,7 +60,6 @@ def encoder_of(path: str) -> Transformer | None:
         width=width,
         inner=inner,
         layers=layers if isinstance(layers, int) else None,
-        gates=gates,
     )
 
 

@@ -15,7 +15,7 @@ from flowmill.configs.extras import require_extra
 from flowmill.configs.path_types import ModelPlace
 from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores
 from flowmill.models.rewards.device_placement import settled
-from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.pretrained import Pretrained
 from flowmill.models.text.chat_templates import day_of, render_chat
 from flowmill.models.text.control_tokens import as_texts
 
@@ -24,7 +24,7 @@ _NO_LIMIT = 1 << 40
 
 
 @dataclass(kw_only=True)
-class SequenceClassification(Encoding):
+class SequenceClassification(Pretrained):
     """A logit, or a probability, of a sequence classifier: sentiment, toxicity, or a reward model of one label."""
 
     name: ClassVar[str] = _NAME

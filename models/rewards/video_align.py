@@ -19,7 +19,7 @@ from flowmill.configs.path_types import FilePlace, ModelPlace
 from flowmill.models.library_loading import read_json
 from flowmill.models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
 from flowmill.models.rewards.base import Metadata, Needs, Scores
-from flowmill.models.rewards.pretrained import Encoding
+from flowmill.models.rewards.pretrained import Pretrained
 from flowmill.models.rewards.weight_files import WeightsFile
 
 ASPECTS = ("VQ", "MQ", "TA")
@@ -76,7 +76,7 @@ class Settings:
 
 
 @dataclass(kw_only=True)
-class VideoAlign(Encoding):
+class VideoAlign(Pretrained):
     """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``). Frames
     are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels."""
 

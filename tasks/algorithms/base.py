@@ -44,7 +44,6 @@ class ForwardTimes:
     """All levels use the same noise."""
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
         if self.power != 1 and self.kind != "power":
             raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
         if self.shift != 1 and self.kind != "logit_normal":

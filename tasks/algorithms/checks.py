@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def _statistics(config: RunConfig) -> Iterator[Refusal]:
-    """Yield means and stds of advantages that do not go together."""
     advantage = config.advantage
     if advantage.aggregation == "gdpo" and advantage.std != "group":
         yield Refusal(

@@ -102,7 +102,6 @@ Decay: TypeAlias = Annotated[Mapping[str, Any], AfterValidator(decay_of)]
 
 
 def _component(kind: type[T], option: str, values: Mapping[str, Any]) -> T:
-    """Return the object of an option that is a mapping of options."""
     try:
         component: T = build(kind, option, values, label="option")
     except ConfigError as error:

@@ -114,16 +114,7 @@ class GRPO(KL, RatioClip):
         """Return the surrogate loss of ``adjust(rows, step, log_ratio)``, a pair of log-ratio and advantages."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
-        loss, metrics = self._surrogate(rows, models.step(rows, velocity), adjust)
-        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
-
-    def _surrogate(
-        self,
-        rows: TransitionBatch,
-        step: Gaussian,
-        adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics of rows, without the KL."""
+        step = models.step(rows, velocity)
         log_probs = step.log_prob(rows.next_latents)
 
         def exponent(rows: TransitionBatch) -> tuple[Tensor, Tensor]:
@@ -138,4 +129,4 @@ class GRPO(KL, RatioClip):
         loss = ratio_surrogate(self.surrogate, log_ratio, advantages, self.clip)
         metrics = ratio_metrics(log_ratio.detach(), self.clip)
         metrics["gap"] = gap
-        return loss, metrics
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

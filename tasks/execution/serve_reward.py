@@ -42,8 +42,8 @@ def reward_app(request: ServeRequest) -> App:
     """Make a reward and return the app that serves it."""
     require_extra("reward-server", *_MODULES, label="'flowmill serve-reward'")
     from flowmill.models.rewards.service.app import Served, make_app
+    from flowmill.models.rewards.service.batching import Limits
     from flowmill.models.rewards.service.wire import TOKEN
-    from flowmill.models.serving.batching import Limits
 
     token = access_token(request.host, TOKEN, where="where runs are started")
     options = apply_overrides({}, request.options)

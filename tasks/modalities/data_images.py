@@ -60,7 +60,6 @@ def nearest(buckets: Sequence[tuple[int, int]], height: int, width: int) -> tupl
 
 
 def _frames(data: bytes, model: ModelSection, name: str, fps: int | None = None) -> Sequence[np.ndarray]:
-    """Return as many frames as the model makes."""
     file = io.BytesIO(data)
     if model.frames > 1:
         frames = open_clip(file, model.frames, fps)

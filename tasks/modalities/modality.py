@@ -19,6 +19,7 @@ from flowmill.models.rewards.base import Needs
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.algorithms.base import Models, Requirements
+from flowmill.tasks.inputs.base_model import BaseModel, describe_base
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.resolved import ResolvedConfig
@@ -99,6 +100,12 @@ class ExportRequest:
     def config(self) -> RunConfig:
         """The run's config."""
         return self.context.config
+
+    @property
+    def base(self) -> BaseModel:
+        """The model that training started from."""
+        identity = {} if self.config.model.path is None else self.context.model_identity
+        return describe_base(self.config.model, identity, self.context.base_folder)
 
 
 class Kind(ABC):

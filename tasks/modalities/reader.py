@@ -45,8 +45,8 @@ class RaggedArray:
 class SampleReader:
     """The samples of many shards, numbered in order.
 
-    Of tables only what training needs stays. Payload files are opened on first use, and the least recently used ones
-    are closed, so memory does not grow with the number of shards.
+    Only the columns of tables that training needs stay. Payload files are opened on first use, and the least recently
+    used ones are closed, so memory does not grow with the number of shards.
     """
 
     def __init__(self, shards: Sequence[TrajectoryShard], *, max_open: int = 64) -> None:
@@ -78,7 +78,7 @@ class SampleReader:
         self.log_probs, self.sigmas = RaggedArray(table.column("log_probs")), RaggedArray(table.column("sigmas"))
 
     def _noted(self, shard: TrajectoryShard) -> pa.Table:
-        """Return the columns of a shard, noting what else training needs of its table, which is dropped."""
+        """Return the columns of a shard, noting the rest of its table that training needs, which is dropped."""
         table = shard.table.select(_COLUMNS)
         self._starts.append(self._starts[-1] + table.num_rows)
         shard.index()

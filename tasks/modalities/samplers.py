@@ -50,6 +50,19 @@ class SampleRequest:
     before: Said | None = None
     """The turns before; None: it is the first."""
 
+    def columns(self, making: SamplingContext) -> dict[str, Any]:
+        """Return the fields of its ``Sample`` that do not depend on the kind of policy, besides the seed."""
+        return {
+            "sample_id": self.name,
+            "prompt_id": self.prompt.id,
+            "group_id": self.prompt.id,
+            "prompt": self.prompt.text,
+            "metadata": {**self.prompt.metadata, **({} if self.before is None else self.before.metadata)},
+            "epoch": making.epoch,
+            "replica": self.replica,
+            "policy": str(making.policy),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingContext:

@@ -53,8 +53,8 @@ class ModelHost:
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
         self.renderer = None if context.config.render is None else Renderer(context)
         """The frozen model that renders the policy's texts, if there is one."""
-        self.trainer: Any = None
-        """State that training keeps for the next epoch; see ``flowmill.tasks.training.state.RetainedState``."""
+        self.trainer: tuple[ArtifactRef, Any] | None = None
+        """The policy that was just trained, and the state that training goes on from in the next epoch."""
         self.idle_modules: tuple[str, ...] = ()  # without a gradient in the last epoch
         self._prepared: frozenset[Part] | None = None
         self._work = ""

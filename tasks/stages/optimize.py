@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +107,9 @@ class OptimizeStage(Stage):
 
         Its trainer too, but on devices whose memory rollouts need.
         """
-        from flowmill.tasks.training.state import RetainedState
-
         self.host.keep(self.ref)
         if self._trained is not None and self.host.device.type == "cpu":
-            self.host.trainer = RetainedState.of(self._trained, str(self.ref))
+            self.host.trainer = self.ref, replace(self._trained, metrics=[], left_out={}, moved={})
         self._trained = None
 
     def cleanup(self, ref: ArtifactRef) -> None:

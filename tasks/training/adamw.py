@@ -18,7 +18,6 @@ class AdamW(torch.optim.AdamW):
     step_bytes = 4
 
     def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection) -> None:
-        """Bind to float32 parameters."""
         super().__init__(parameters, **adamw_settings(section))
 
     def set_learning_rate(self, rate: float) -> None:

@@ -34,7 +34,6 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
     step_bytes = 0
 
     def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection) -> None:
-        """Bind to float32 parameters."""
         super().__init__(parameters, **adamw_settings(section))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:

@@ -91,7 +91,6 @@ class TrainingData:
         return pa.concat_tables([self._earned(ref) for ref in self._advantages])
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
-        """Return the advantages of samples, and of tokens if stored."""
         store = self.context.store
         table = read_rows(store, advantages)
         if not self.context.plan.estimator.per_token:
@@ -142,13 +141,9 @@ class TrainingData:
     @property
     def _predicted(self) -> bool:
         """Whether the trained policy sampled all samples, so that their stored predictions are still valid."""
-        made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
-        return made_by_it and self._stored_predictions
-
-    @property
-    def _stored_predictions(self) -> bool:
-        manifest = self.context.store.require(self._trajectories[0])
-        return bool(manifest.options.get("unconditional"))
+        if self.config.optimize.replay is not None or self.config.execution.ahead:
+            return False
+        return bool(self.context.store.require(self._trajectories[0]).options.get("unconditional"))
 
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,7 +35,7 @@ from flowmill.tasks.training.loss_scaling import loss_scale
 from flowmill.tasks.training.metrics import idle_modules, idle_note
 from flowmill.tasks.training.optimizers import critic_settings, make_optimizer
 from flowmill.tasks.training.policy_moves import policy_moves
-from flowmill.tasks.training.state import METRICS, RetainedState, read_state, write_state
+from flowmill.tasks.training.state import METRICS, read_state, write_state
 
 if TYPE_CHECKING:
     from flowmill.tasks.runtime.host import ModelHost
@@ -175,8 +175,9 @@ class TrainingEpoch:
         before = self._data.policy
         trainable = self._host.borrow(before)
         retained, self._host.trainer = self._host.trainer, None
-        if retained is not None and retained.policy == str(before) and self._holds_extra(cast(RetainedState, retained)):
-            return cast(RetainedState, retained).state(trainable)
+        if retained is not None and retained[0] == before and self._holds(retained[1], trainable):
+            state: TrainerState = retained[1]
+            return state
         section = self._config.optimize
         parameters = trainable.parameters()
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
@@ -191,9 +192,11 @@ class TrainingEpoch:
             state.metrics.clear()
         return state
 
-    def _holds_extra(self, state: RetainedState) -> bool:
-        """Borrow the further trained models; return whether they are the retained ones."""
-        return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in state.extra_parts.values())
+    def _holds(self, state: TrainerState, trainable: Trainable) -> bool:
+        """Borrow the further trained models; return whether all models are the retained ones."""
+        parts = state.extra_parts.values()
+        extra = all(part.trainable is self._host.critic.borrow(self._data.policy) for part in parts)
+        return extra and state.trainable is trainable
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
         section = critic_settings(self._config.optimize, self._config.critic)
@@ -237,20 +240,18 @@ class TrainingEpoch:
 
     def _reading(self, samples: SampleSet, requires: Requirements) -> Reading:
         """Return how rows are read: a whole update is announced before its first micro-batch."""
-        if not requires.mismatched:
-            return Reading(self._batches(samples), samples.begin_update, samples.alike)
+        size = self._config.execution.micro_batch_size
+
+        def read(batch: Callable[[Units, int], Batch], units: Units) -> Batch:
+            return batch(units, padded(len(units.rows), size))
 
         def begin(units: Units) -> None:
             samples.begin_update(units)
-            samples.pair_prompts(units)
+            if requires.mismatched:
+                samples.pair_prompts(units)
 
-        size = self._config.execution.micro_batch_size
-        apart = lambda units: samples.mismatched(units, padded(len(units.rows), size))  # noqa: E731
-        return Reading(self._batches(samples), begin, samples.alike, apart)
-
-    def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:
-        size = self._config.execution.micro_batch_size
-        return lambda units: samples.batch(units, padded(len(units.rows), size))
+        apart = partial(read, samples.mismatched) if requires.mismatched else None
+        return Reading(partial(read, samples.batch), begin, samples.alike, apart)
 
     @contextmanager
     def _corrected(

@@ -308,7 +308,6 @@ def _clear_gradients(state: TrainerState) -> None:
 
 
 def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:
-    """Return metrics of the rows of all ranks."""
     totals = figures.totals() if ranks.counts else {}
     # Ranks may have different metrics, because they train different rows.
     names = ranks.gather_names(list(totals))

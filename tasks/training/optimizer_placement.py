@@ -125,7 +125,6 @@ def _together(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], device: torch.
 
 
 def _move(optimizer: Any, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-    """Move the moments of some parameters; step counts stay in place."""
     for parameter in parameters:
         moments = optimizer.state.get(parameter, {})
         for kind, value in moments.items():

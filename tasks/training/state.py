@@ -19,12 +19,11 @@ from torch import Tensor
 
 from flowmill.configs.errors import CorruptError
 from flowmill.models.policies.trainable import Trainable
-from flowmill.models.weights.ema import Ema
 from flowmill.models.weights.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
 from flowmill.storage.layout import part_folder
 from flowmill.tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, tensor_files
 from flowmill.tasks.runtime.ranks import Ranks
-from flowmill.tasks.training.loop import TrainedPart, TrainerState
+from flowmill.tasks.training.loop import TrainerState
 from flowmill.tasks.training.loss_scaling import LossScale
 from flowmill.tasks.training.optimizers import MomentOptimizer
 
@@ -101,47 +100,6 @@ class StateCopy:
             (self._folder / METRICS).write_text(self._progress)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetainedState:
-    """The trainer's state in memory, equal to the result of ``read_state``."""
-
-    policy: str
-    """``kind/id`` of the policy."""
-    optimizer: MomentOptimizer
-    """Optimizer of the trained parameters."""
-    ema: Ema | None
-    """The moving average, if there is one."""
-    total_updates: int
-    """Updates since the start of the run."""
-    scale: LossScale | None
-    """Scale of the loss, with a float16 forward."""
-    extra_parts: Mapping[str, TrainedPart]
-    """Further trained models, with weights of the same artifact."""
-
-    @classmethod
-    def of(cls, state: TrainerState, policy: str) -> RetainedState:
-        """Return a state without its weights."""
-        return cls(
-            policy=policy,
-            optimizer=state.optimizer,
-            ema=state.ema,
-            total_updates=state.total_updates,
-            scale=state.scale,
-            extra_parts=state.extra_parts,
-        )
-
-    def state(self, trainable: Trainable) -> TrainerState:
-        """Return the state to continue from, with this policy's weights."""
-        return TrainerState(
-            trainable,
-            self.optimizer,
-            self.ema,
-            self.total_updates,
-            scale=self.scale,
-            extra_parts=dict(self.extra_parts),
-        )
-
-
 def read_state(state: TrainerState, folder: Path) -> None:
     """Read the files of ``write_state``, on any ranks."""
     state.trainable.read(tensor_files(folder, Weights.TRAINED.value))
@@ -185,7 +143,6 @@ def _read_moments(optimizer: MomentOptimizer, files: Sequence[Path], own: Mappin
 
 
 def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
-    """Return the tensors of each file, as this rank holds them."""
     own = _weights(state.trainable)
     files: dict[str, Mapping[str, Tensor]] = {Weights.TRAINED.value: own}
     if state.ema is not None:

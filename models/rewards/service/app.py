@@ -17,9 +17,9 @@ from flowmill.configs.errors import FlowmillError
 from flowmill.models.rewards.base import Batch, Reward, Scores, joined, perfect_score
 from flowmill.models.rewards.invocation import Handling, declared_needs, score
 from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.service.batching import Batcher, Limits, Metrics
+from flowmill.models.rewards.service.guarded import Door, RefusedRequest
 from flowmill.models.serving import messages
-from flowmill.models.serving.batching import Batcher, Limits, Metrics
-from flowmill.models.serving.guarded import Door, RefusedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ class Served:
 def make_app(served: Served) -> FastAPI:
     """Return the app that serves a reward."""
     metrics = Metrics()
-    batcher = Batcher(served.score, size=len, alike=_alike, limits=served.limits, metrics=metrics)
-    door = Door(token=served.token, variable=wire.TOKEN, max_bytes=served.max_bytes, metrics=metrics)
+    batcher = Batcher(served.score, limits=served.limits, metrics=metrics)
+    door = Door(token=served.token, max_bytes=served.max_bytes, metrics=metrics)
     app = door.app(f"reward {served.name}", batcher.run)
 
     @app.get(wire.HEALTH)
@@ -86,12 +86,7 @@ def make_app(served: Served) -> FastAPI:
     return app
 
 
-def _alike(batch: Batch) -> tuple[object, ...]:
-    """Return shape and dtype of samples, and whether they have references."""
-    return batch.media.shape[1:], batch.media.dtype, bool(batch.references)
-
-
-async def _scores(request: Request, served: Served, door: Door, batcher: Batcher[Batch, Scores]) -> Scores:
+async def _scores(request: Request, served: Served, door: Door, batcher: Batcher) -> Scores:
     if request.headers.get(wire.REWARD) != wire.identity(served.name, served.options):
         raise RefusedRequest(
             409, f"'{served.name}' with the options {dict(served.options)} is served here, another is wanted"

@@ -116,7 +116,6 @@ def drawing_memory(plan: ResolvedConfig) -> DrawingMemory | None:
 def _traces(
     config: RunConfig, architecture: Architecture, spec: LoraSpec | None, *, guided: bool = True
 ) -> DenoiserMemory:
-    """Return what traces the model's activations; guided if rollouts are."""
     return measured_denoiser(config, architecture, spec, guided=guided and uses_guidance(config))
 
 
@@ -160,7 +159,6 @@ def _gradients(
 
 
 def _lines(parts: dict[str, int], gradients: dict[str, Any] | None) -> dict[str, dict[str, int]]:
-    """Return the parts of the memory by label and phase."""
     sampling, decoder = parts["sampling_weights"], parts["decoder"]
     weights = {"encode": parts["text"], "rollout": sampling, "decode": sampling, "optimize": parts["training_weights"]}
     autoencoder, models = {"rollout": decoder, "decode": decoder}, dict[str, int]()

@@ -63,19 +63,7 @@ class EvaluationSampler:
         )
         finals = Finals.of(policy, rollout.final, self._config, conditioning)
         return [
-            Sample(
-                sample_id=job.name,
-                prompt_id=job.prompt.id,
-                group_id=job.prompt.id,
-                prompt=job.prompt.text,
-                metadata=job.prompt.metadata,
-                epoch=self._making.epoch,
-                replica=job.replica,
-                seed=seeds[row],
-                policy=str(self._making.policy),
-                sigmas=sigmas.tolist(),
-                **finals.sample(row),
-            )
+            Sample(**job.columns(self._making), **finals.sample(row), seed=seeds[row], sigmas=sigmas.tolist())
             for row, job in enumerate(jobs)
         ]
 

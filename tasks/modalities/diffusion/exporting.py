@@ -18,7 +18,7 @@ from flowmill.tasks.export.card import CardContent, model_card
 from flowmill.tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
 from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.export.usage import Usage, input_names, lora_files
-from flowmill.tasks.inputs.base_model import BaseModel, describe_base
+from flowmill.tasks.inputs.base_model import BaseModel
 from flowmill.tasks.inputs.prompts import StoredPrompt, image_column, uses_guidance
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
 from flowmill.tasks.metrics.evaluations import evaluation_figures
@@ -42,12 +42,13 @@ class PipelineExport:
     def __init__(self, exporting: ExportRequest) -> None:
         self._context, self._config, self._host = exporting.context, exporting.config, exporting.host
         self._epoch, self._lora, self._inputs = exporting.epoch, exporting.format == "lora", exporting.inputs
+        self._base = exporting.base
 
     def write(self, folder: Path) -> None:
         """Write model, images, settings and card."""
         trainable = self._host.exportable(self._inputs[0], Weights.AVERAGE)
         policy = cast(DiffusionPolicy, trainable.policy)
-        target, base = folder / PIPELINE, self._base()
+        target, base = folder / PIPELINE, self._base
         negative = self._config.model.negative_prompt if uses_guidance(self._config) else None
         with policy.sized(**sizes_of(self._context.plan.evaluated.config.model)):
             call = policy.pipeline_call(self._steps, negative)
@@ -141,11 +142,6 @@ class PipelineExport:
             picture = Image.fromarray(pixels)
             (picture if area is None else within(picture, area)).save(target / name)
         return names
-
-    def _base(self) -> BaseModel:
-        section = self._config.model
-        identity = {} if section.path is None else self._context.model_identity
-        return describe_base(section, identity, self._context.base_folder)
 
 
 def _caption(shown: Shown, when: str) -> tuple[str, str]:

@@ -137,7 +137,6 @@ class Diffusion(Kind):
         return np.stack(recent or [shard.media(row) for row in rows])
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Draw the first images with prompt, rendered text if it differs, and verdict."""
         if batch.media.dtype == np.uint8:
             write_grid(folder, batch.media, batch.prompts, verdicts, texts)
 
@@ -175,7 +174,6 @@ class Diffusion(Kind):
         return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
 
     def export(self, exporting: ExportRequest, folder: Path) -> None:
-        """Write a pipeline folder or a LoRA file that diffusers loads."""
         PipelineExport(exporting).write(folder)
 
 

@@ -86,7 +86,6 @@ class RolloutSampler:
         return make_plan(self._config)
 
     def _sample(self, batch: ChainBatch) -> list[Sample]:
-        """Sample one batch."""
         latents = self._start(batch.policy, batch.padded, batch.seeds)
         latents = batch.policy.started(latents, batch.sigmas, batch.conditioning)
         rollout = sample(
@@ -120,10 +119,15 @@ class RolloutSampler:
         """Return the samples of a batch: decoded, and checked to be finite."""
         finals = Finals.of(batch.policy, rollout.final, self._config, batch.conditioning)
         finite(rollout.log_probs, "log-probs")
-        fields: dict[str, Any] = {"epoch": self._epoch, "policy": str(self._making.policy), "means": self._means}
-        fields["sigmas"] = batch.sigmas.tolist()
+        sigmas = batch.sigmas.tolist()
         return [
-            _stored(job, finals.sample(row), rollout, row, batch.plans[row], seed=batch.seeds[row], **fields)
+            Sample(
+                **job.columns(self._making),
+                **finals.sample(row),
+                **_chain(rollout, row, batch.plans[row], means=self._means),
+                seed=batch.seeds[row],
+                sigmas=sigmas,
+            )
             for row, job in enumerate(batch.jobs)
         ]
 
@@ -160,15 +164,13 @@ class RolloutSampler:
             policy, branches.final, self._config, conditioning.rows(branches.trunk.to(branches.final.device))
         )
         finite(branches.log_probs, "log-probs")
-        fields: dict[str, Any] = {
-            "epoch": self._epoch,
-            "policy": str(self._making.policy),
-            "sigmas": sigmas.tolist(),
-        }
-        fields["means"] = self._means
+        trunks, levels = (
+            [(job.columns(self._making), seed) for job, seed in zip(jobs, seeds, strict=True)],
+            sigmas.tolist(),
+        )
         return [
-            _stored_branch(jobs, branches, row, finals.sample(row), seeds, **fields)
-            for row in range(len(branches.final))
+            Sample(**_of_branch(branches, row, *trunks[trunk], means=self._means), **finals.sample(row), sigmas=levels)
+            for row, trunk in enumerate(branches.trunk.tolist())
         ]
 
     def _start(self, policy: DiffusionPolicy, jobs: Sequence[SampleRequest], seeds: Sequence[int]) -> Tensor:
@@ -192,57 +194,34 @@ class RolloutSampler:
         return torch.stack([torch.randn(like.shape[1:], generator=generator(seed)) for seed in seeds])
 
 
-def _stored(
-    job: SampleRequest, final: Mapping[str, Any], rollout: Rollout, row: int, plan: Steps, *, means: bool, **fields: Any
-) -> Sample:
-    return Sample(
-        sample_id=job.name,
-        prompt_id=job.prompt.id,
-        group_id=job.prompt.id,
-        prompt=job.prompt.text,
-        metadata=job.prompt.metadata,
-        replica=job.replica,
-        **final,
-        steps=plan.trained,
-        states=plan.states,
-        log_probs=rollout.log_probs[row].cpu().numpy(),
-        latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
-        means=rollout.means[row].cpu().numpy() if means else None,
-        unconditional=_array_or_none(rollout.unconditional[row]),
-        reference_kl=rollout.reference_kl[row].cpu().numpy(),
-        **fields,
-    )
+def _chain(rollout: Rollout, row: int, plan: Steps, *, means: bool) -> dict[str, Any]:
+    return {
+        "steps": plan.trained,
+        "states": plan.states,
+        "log_probs": rollout.log_probs[row].cpu().numpy(),
+        "latents": None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
+        "means": rollout.means[row].cpu().numpy() if means else None,
+        "unconditional": _array_or_none(rollout.unconditional[row]),
+        "reference_kl": rollout.reference_kl[row].cpu().numpy(),
+    }
 
 
-def _stored_branch(
-    jobs: Sequence[SampleRequest],
-    branches: Branches,
-    row: int,
-    final: Mapping[str, Any],
-    seeds: Sequence[int],
-    *,
-    means: bool,
-    **fields: Any,
-) -> Sample:
-    trunk, step, number = (int(value[row]) for value in (branches.trunk, branches.step, branches.number))
-    job = jobs[trunk]
-    return Sample(
-        sample_id=f"{job.name}-s{step:03d}-b{number:03d}",
-        prompt_id=job.prompt.id,
-        group_id=f"{job.prompt.id}-s{step:03d}",
-        prompt=job.prompt.text,
-        metadata=job.prompt.metadata,
-        replica=job.replica,
-        seed=seeds[trunk],
-        **final,
-        steps=(step,),
-        states=(step, step + 1),
-        log_probs=branches.log_probs[row : row + 1].cpu().numpy(),
-        latents=torch.stack([branches.before[row], branches.after[row]]).cpu().numpy(),
-        means=branches.means[row : row + 1].cpu().numpy() if means else None,
-        unconditional=None if branches.unconditional is None else branches.unconditional[row : row + 1].cpu().numpy(),
-        **fields,
-    )
+def _of_branch(branches: Branches, row: int, columns: Mapping[str, Any], seed: int, *, means: bool) -> dict[str, Any]:
+    """Return the fields of a branch, without its end; ``columns`` and ``seed`` are those of its trunk."""
+    step, number = (int(value[row]) for value in (branches.step, branches.number))
+    predicted = branches.unconditional
+    return {
+        **columns,
+        "sample_id": f"{columns['sample_id']}-s{step:03d}-b{number:03d}",
+        "group_id": f"{columns['group_id']}-s{step:03d}",
+        "seed": seed,
+        "steps": (step,),
+        "states": (step, step + 1),
+        "log_probs": branches.log_probs[row : row + 1].cpu().numpy(),
+        "latents": torch.stack([branches.before[row], branches.after[row]]).cpu().numpy(),
+        "means": branches.means[row : row + 1].cpu().numpy() if means else None,
+        "unconditional": None if predicted is None else predicted[row : row + 1].cpu().numpy(),
+    }
 
 
 def _array_or_none(values: Tensor) -> np.ndarray | None:

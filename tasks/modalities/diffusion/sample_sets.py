@@ -153,7 +153,6 @@ class TransitionSet(Correctable):
         return stored
 
     def _measure(self, requires: Requirements) -> None:
-        """Compute the means over the trained rows."""
         sigmas = torch.tensor(self.reader.sigmas[0])
         self._mean_std = self._mean_over_rows(step_stds(self._kernel, sigmas), requires)
         self._mean_rectifier = self._mean_over_rows(rectifiers(self._kernel, grid_of(sigmas)), requires)
@@ -243,7 +242,6 @@ class ForwardSet(SampleSet):
         return replace(rows, conditioning=self._condition(self.prompts_of(np.array(samples)[:, None])))
 
     def _followed(self, samples: Sequence[int]) -> Tensor | None:
-        """Return the gradients with respect to clean latents, if the algorithm needs them."""
         if self._gradients is None:
             return None
         # Stored gradients are with respect to final latents, which are smaller by this factor.

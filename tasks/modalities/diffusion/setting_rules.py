@@ -40,7 +40,6 @@ def _uncalled(facts: Combination) -> Iterator[Refusal]:
 
 
 def _plan(facts: Combination) -> Iterator[Refusal]:
-    """Yield plans that lack the steps or latents that the algorithm trains on."""
     requires, algorithm, plan, rollout = facts.requires, facts.algorithm, facts.plan, facts.config.rollout
     if requires.data == "transitions" and not facts.kernel.stochastic:
         yield Refusal(
@@ -73,7 +72,6 @@ def _plan(facts: Combination) -> Iterator[Refusal]:
 
 
 def _states(facts: Combination) -> Iterator[Refusal]:
-    """Yield a plan that stores no states to continue from."""
     steps, calls, branches = facts.config.rollout.steps, facts.requires.calls, facts.draws[0].branches
     latest, low = steps - calls, max(0, steps - calls)
     stored = all(any(state <= latest for state in each.states) for each in facts.draws)

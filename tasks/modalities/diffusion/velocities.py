@@ -21,7 +21,6 @@ class SamplingModels:
     """A policy for sampling, with some of its weights."""
 
     def __init__(self, making: SamplingContext, weights: Weights) -> None:
-        """Bind to the sampling context; nothing is loaded yet."""
         self._making, self._host, self._weights = making, making.host, weights
 
     def load(self, *, reference: bool = False) -> None:

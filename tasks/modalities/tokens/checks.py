@@ -30,7 +30,6 @@ from flowmill.tasks.specs.turns import last_turn
 
 
 def _settings_of_images(facts: Trained) -> Iterator[Refusal]:
-    """Yield settings of denoisers, and groups that are too small."""
     config, algorithm = facts.config, facts.algorithm
     yield from never_called(
         config,
@@ -48,7 +47,6 @@ def _settings_of_images(facts: Trained) -> Iterator[Refusal]:
 
 
 def _estimator(facts: Trained, estimator: Estimator) -> Iterator[Refusal]:
-    """Yield estimators of advantages that do not fit the algorithm."""
     section, requires, algorithm = facts.config.advantage.estimator, facts.requires, facts.algorithm
     for refused, why, remedy in (
         (
@@ -170,7 +168,6 @@ def _check_base(plan: RunPlan) -> None:
 
 
 def _check_critic(plan: RunPlan, path: str) -> None:
-    """Check the critic's initial model."""
     config, family = plan.config, plan.family
     folder, base = critic_folder(path), Path(str(config.model.path)).expanduser()
     shared = config.optimize.shared_prompts

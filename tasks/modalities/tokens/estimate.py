@@ -151,7 +151,6 @@ def _frozen_bytes(module: Any, number: int) -> int:
 
 
 def _drawing(plan: RunPlan) -> tuple[DrawingMemory | None, tuple[str, ...]]:
-    """Return the renderer's memory on this device, and notes on it."""
     config = plan.config
     if config.render is None:
         return None, ()
@@ -225,7 +224,6 @@ def _work(
 def _lines(
     details: Mapping[str, Any], names: Sequence[str], actor: Role, critic: Role | None
 ) -> dict[str, dict[str, int]]:
-    """Return weights and working memory of every role, by phase."""
     roles, drawing = [role for role in (actor, critic) if role is not None], details["drawing"]
     lines = {"actor": {**dict.fromkeys(names, actor.whole), "optimize": actor.spread}}
     if critic is not None:
@@ -259,7 +257,6 @@ def _seeing(plan: RunPlan, architecture: Any, *, trained: bool) -> int:
 
 
 def _prompt_tokens(plan: RunPlan, context: int | None) -> tuple[int, tuple[str, ...]]:
-    """Return the tokens of the longest prompt, and notes on their source."""
     section, splits = tokens_of(plan.config), plan.prompts
     folder = Path(str(plan.config.model.path)).expanduser()
     if folder.is_dir():

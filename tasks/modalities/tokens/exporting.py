@@ -10,7 +10,7 @@ from flowmill.configs.escaping import in_code, in_markdown, in_python
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.tasks.export.card import quantized_notes
 from flowmill.tasks.export.provenance import data_section
-from flowmill.tasks.inputs.base_model import BaseModel, describe_base, license_files
+from flowmill.tasks.inputs.base_model import BaseModel, license_files
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
 from flowmill.tasks.metrics.evaluations import evaluation_figures
@@ -81,7 +81,7 @@ class LanguageModelExport:
     def write(self, folder: Path) -> None:
         """Write model, tokenizer, settings and card."""
         trainable = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
-        policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._base()
+        policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._exporting.base
         target.mkdir(parents=True)
         write_model(policy, target, adapters=self._exporting.format == "lora")
         for path in license_files(self._context.base_folder):
@@ -90,13 +90,7 @@ class LanguageModelExport:
         (target / "generation.json").write_text(json.dumps(settings, indent=2) + "\n")
         (target / "README.md").write_text(self._card(base, policy))
 
-    def _base(self) -> BaseModel:
-        section = self._config.model
-        identity = {} if section.path is None else self._context.model_identity
-        return describe_base(section, identity, self._context.base_folder)
-
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
-        """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
         start = self._context.starts_from
         lora = self._exporting.format == "lora"
@@ -125,7 +119,6 @@ class LanguageModelExport:
         return _CARD.format(**values)
 
     def _usage(self, policy: CausalLM) -> str:
-        """Return the code that draws a sample of a prompt with the loaded model."""
         section = tokens_of(self._config)
         stops = ", ".join(map(in_python, section.stop))
         return _USAGE.format(

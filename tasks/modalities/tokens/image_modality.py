@@ -196,7 +196,6 @@ class ImageTokenExport(LanguageModelExport):
     """A model folder, or an adapter and the base model's name; with card and settings."""
 
     def _usage(self, policy: CausalLM) -> str:
-        """Return the code that draws an image of a prompt with the loaded model."""
         return _USAGE.format(
             text=_text_of(self._prompts(policy)),
             temperature=tokens_of(self._config).temperature,
@@ -205,7 +204,6 @@ class ImageTokenExport(LanguageModelExport):
 
 
 def _text_of(prompts: Prompts) -> str:
-    """Return the code that makes the text of a prompt as training does."""
     prompt = prompts.section.instructed("...")
     if not prompts.chat:
         return f"text = {in_python(prompt)}"

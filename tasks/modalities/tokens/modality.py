@@ -66,7 +66,6 @@ class Tokens(Kind):
         return tokens_of(config).max_new * last_turn(config)
 
     def check(self, plan: RunPlan) -> None:
-        """Check the settings of texts, and refuse those of images."""
         check_tokens(plan)
 
     def cost(self, plan: RunPlan) -> Cost:
@@ -84,7 +83,6 @@ class Tokens(Kind):
         return rollout_maker(making)
 
     def read_given(self, making: SamplingContext, sample: DataSample) -> DataText:
-        """Return the token ids of a prompt and a text."""
         return read_text(making, sample)
 
     def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
@@ -108,7 +106,6 @@ class Tokens(Kind):
         return [stored_text(shard, row) for row in range(shard.table.num_rows)]
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Write the first texts with prompt and verdict, and draw the images of their prompts."""
         if verdicts and batch.references:
             captions = list(zip(batch.prompts, map(str, batch.media), verdicts, strict=False))
             grid(side_by_side(batch.references[: len(verdicts)]), captions).save(folder / GRID)

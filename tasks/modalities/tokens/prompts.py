@@ -103,7 +103,6 @@ class Prompts:
 
     @property
     def _source(self) -> Any:
-        """The owner of the chat template."""
         return self.tokenizer if self.pictures is None else self.pictures.processor
 
     def ids(self, text: str, images: Sequence[str] = ()) -> list[int]:

@@ -27,7 +27,6 @@ class SeenImages:
     """Images of earlier turns, as numbers of a model's ``Pictures``; they are read from where they were stored."""
 
     def __init__(self, context: RunContext, pictures: Pictures) -> None:
-        """Bind to a run, and the images of its model."""
         self._store, self._pictures = context.store, pictures
         self._count = render_of(context.config).images
         self._numbers: dict[tuple[str, str], int] = {}

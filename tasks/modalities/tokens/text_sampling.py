@@ -258,17 +258,9 @@ class TextSampler:
         seed: int,
     ) -> Sample:
         earlier = None if job.before is None else job.before.sample.sampled_log_probs
-        turn = {} if job.before is None else job.before.metadata
         return Sample(
-            sample_id=job.name,
-            prompt_id=job.prompt.id,
-            group_id=job.prompt.id,
-            prompt=job.prompt.text,
-            metadata={**job.prompt.metadata, **turn},
-            epoch=self._making.epoch,
-            replica=job.replica,
+            **job.columns(self._making),
             seed=seed,
-            policy=str(self._making.policy),
             sigmas=(),
             log_probs=log_probs,
             tokens=np.array([*self._read.prompts.stored(prompt), *completion.ids], np.int32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_both_models_are_built_and_read_images(tmp_path: Path, monkeypatch: pyte
     assert rows["image_latents"].shape == (2, 8, 32)
     assert not rows["image_latents"][0].equal(rows["image_latents"][1])
     assert rows["prompt_embeds"][0].equal(rows["prompt_embeds"][1])
-    monkeypatch.setattr(vision, "_EVERY", 1)
-    monkeypatch.setattr(vision, "_IMAGES", 300)
+    monkeypatch.setattr(vision, "PACE", replace(vision.PACE, every=1))
+    monkeypatch.setattr(vision, "IMAGES", 300)
     DigitEnhancerBuilder(accuracy=1e-6).build(tmp_path / "lm", lambda label, done, total: None)
     assert (tmp_path / "lm" / "preprocessor_config.json").is_file()

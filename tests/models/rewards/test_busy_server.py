@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from flowmill.models.rewards.factory import make_reward
-from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.service import guarded, wire
 from flowmill.models.rewards.service.app import Served, make_app
+from flowmill.models.rewards.service.batching import Limits
+from flowmill.models.rewards.service.guarded import METRICS
 from flowmill.models.rewards.testing import samples
-from flowmill.models.serving import guarded, messages
-from flowmill.models.serving.batching import Limits
-from flowmill.models.serving.guarded import METRICS
+from flowmill.models.serving import messages
 from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
 

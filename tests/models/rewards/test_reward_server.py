@@ -24,10 +24,10 @@ from flowmill.models.rewards.invocation import Handling, score
 from flowmill.models.rewards.remote import RemoteReward
 from flowmill.models.rewards.service import wire
 from flowmill.models.rewards.service.app import Served
+from flowmill.models.rewards.service.batching import Batcher, Limits, Metrics
+from flowmill.models.rewards.service.guarded import METRICS
 from flowmill.models.rewards.testing import CONTRACT, Check, samples
 from flowmill.models.serving import messages
-from flowmill.models.serving.batching import Batcher, Limits, Metrics
-from flowmill.models.serving.guarded import METRICS
 from flowmill.tasks.checks.try_rewards import try_rewards
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.serving import Server, served, spoiling
@@ -186,7 +186,7 @@ def test_nothing_that_goes_wrong_stops_the_server() -> None:
 
     async def ask() -> list[Any]:
         limits, metrics = Limits(wait_s=0.2), Metrics()
-        batcher = Batcher(broken, size=len, alike=lambda batch: 0, limits=limits, metrics=metrics)
+        batcher = Batcher(broken, limits=limits, metrics=metrics)
         work = asyncio.create_task(batcher.run())
         bad = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["bad"], metadata=[{}])
         good = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["good"], metadata=[{}])

@@ -55,7 +55,7 @@ def test_published_models_have_their_size_and_take_no_more_than_is_said(path: st
     with traced(fakes) as memory:
         images = torch.empty(rows, 3, 224, 224).requires_grad_()
         made.requires_grad_(False).vision_model(pixel_values=images).pooler_output.sum().backward()
-    assert 0.9 * rows * taken.followed < memory.peak <= rows * taken.followed
+    assert 0.5 * rows * taken.followed < memory.peak <= rows * taken.followed
 
 
 def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
         '{"vision_config": {"hidden_size": 8, "intermediate_size": 32, "image_size": 28, "patch_size": 14}}'
     )
     save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
-    assert encoder_of(str(tmp_path)) == Transformer(parameters=17, tokens=5, width=8, inner=32, gates=2)
+    assert encoder_of(str(tmp_path)) == Transformer(parameters=17, tokens=5, width=8, inner=32)
     taken = takes_of("clip_score", {"model": str(tmp_path), "dtype": "bfloat16"})
     assert taken == Takes(weights=34, row=5 * (5 * 8 + 3 * 32) * 2)
     assert takes_of("rank", {"reward": "clip_score", "options": {"model": str(tmp_path), "dtype": "bfloat16"}}) == taken

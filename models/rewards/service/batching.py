@@ -1,4 +1,4 @@
-"""Answers several requests of a server with common calls of one model, from a bounded queue."""
+"""Answers several requests of a server with common calls of its reward, from a bounded queue."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-W = TypeVar("W")
-R = TypeVar("R")
+from flowmill.models.rewards.base import Batch, Scores
 
 
 class Metrics:
     """Metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
         self._registry = of = CollectorRegistry()
         name = "flowmill_reward"
         self.requests = Counter(f"{name}_requests", "Requests by status of the answer.", ["status"], registry=of)
@@ -58,70 +55,56 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job(Generic[W, R]):
-    work: W
-    done: asyncio.Future[R]
+class _Job:
+    work: Batch
+    done: asyncio.Future[Scores]
 
 
-class Batcher(Generic[W, R]):
-    """Calls one model for all requests, one call after the other."""
+class Batcher:
+    """Calls one reward for all requests, one call after the other."""
 
     def __init__(
-        self,
-        call: Callable[[Sequence[W]], Sequence[R]],
-        *,
-        size: Callable[[W], int],
-        alike: Callable[[W], Hashable],
-        limits: Limits,
-        metrics: Metrics,
+        self, call: Callable[[Sequence[Batch]], Sequence[Scores]], *, limits: Limits, metrics: Metrics
     ) -> None:
-        """Bind to a model.
-
-        Args:
-            call: returns the answers to some requests, which a common call can compute.
-            size: returns the samples of a request.
-            alike: requests with equal values can share a call.
-            limits: limits of calls and of the queue.
-            metrics: counts.
-        """
-        self._call, self._size, self._alike, self._limits, self._metrics = call, size, alike, limits, metrics
-        self._jobs: asyncio.Queue[_Job[W, R]] = asyncio.Queue()
+        """Bind to a reward. ``call``: returns the scores of requests whose samples have one shape and dtype."""
+        self._call, self._limits, self._metrics = call, limits, metrics
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._waiting = 0
 
-    async def submit(self, work: W) -> R:
-        """Return the answer to a request. Raises BusyError if too many samples wait already; errors of the model for
+    async def submit(self, work: Batch) -> Scores:
+        """Return the answer to a request. Raises BusyError if too many samples wait already; errors of the reward for
         this request."""
-        if self._waiting and self._waiting + self._size(work) > self._limits.waiting:
+        if self._waiting and self._waiting + len(work) > self._limits.waiting:
             raise BusyError(f"{self._waiting} samples wait")
-        job: _Job[W, R] = _Job(work, asyncio.get_running_loop().create_future())
-        self._note(self._size(work))
+        job = _Job(work, asyncio.get_running_loop().create_future())
+        self._note(len(work))
         try:
             self._jobs.put_nowait(job)
             return await job.done
         finally:
-            self._note(-self._size(work))
+            self._note(-len(work))
 
     async def run(self) -> None:
         """Answer requests until cancelled."""
         while True:
-            groups: dict[Hashable, list[_Job[W, R]]] = {}
+            groups: dict[Hashable, list[_Job]] = {}
             for job in await self._gather():
-                groups.setdefault(self._alike(job.work), []).append(job)
+                groups.setdefault(_alike(job.work), []).append(job)
             for jobs in groups.values():
                 await self._answer(jobs)
 
-    async def _gather(self) -> list[_Job[W, R]]:
+    async def _gather(self) -> list[_Job]:
         """Return the next request, and those that arrive within ``wait_s`` after it."""
         jobs = [await self._jobs.get()]
         until = time.monotonic() + self._limits.wait_s
-        while sum(self._size(job.work) for job in jobs) < self._limits.join:
+        while sum(len(job.work) for job in jobs) < self._limits.join:
             try:
                 jobs.append(await asyncio.wait_for(self._jobs.get(), until - time.monotonic()))
             except TimeoutError:
                 break
         return [job for job in jobs if not job.done.done()]
 
-    async def _answer(self, jobs: Sequence[_Job[W, R]]) -> None:
+    async def _answer(self, jobs: Sequence[_Job]) -> None:
         """Answer requests together, or each alone if that fails; errors go to the requests."""
         works = [job.work for job in jobs]
         (outcome,) = await asyncio.gather(_apart(lambda: self._timed(works)), return_exceptions=True)
@@ -135,24 +118,29 @@ class Batcher(Generic[W, R]):
         elif not jobs[0].done.done():
             jobs[0].done.set_exception(outcome)
 
-    def _timed(self, works: Sequence[W]) -> Sequence[R]:
+    def _timed(self, works: Sequence[Batch]) -> Sequence[Scores]:
         begun = time.perf_counter()
         try:
             return self._call(works)
         finally:
-            self._metrics.called(sum(map(self._size, works)), time.perf_counter() - begun)
+            self._metrics.called(sum(map(len, works)), time.perf_counter() - begun)
 
     def _note(self, change: int) -> None:
         self._waiting += change
         self._metrics.waiting.set(self._waiting)
 
 
-def _apart(work: Callable[[], R]) -> asyncio.Future[R]:
+def _alike(batch: Batch) -> Hashable:
+    """Return shape and dtype of samples, and whether they have references."""
+    return batch.media.shape[1:], batch.media.dtype, bool(batch.references)
+
+
+def _apart(work: Callable[[], Sequence[Scores]]) -> asyncio.Future[Sequence[Scores]]:
     """Return the result of work in a daemon thread."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[R] = loop.create_future()
+    done: asyncio.Future[Sequence[Scores]] = loop.create_future()
 
-    def deliver(outcome: R | BaseException) -> None:
+    def deliver(outcome: Sequence[Scores] | BaseException) -> None:
         if done.done():
             return
         if isinstance(outcome, BaseException):
@@ -161,7 +149,7 @@ def _apart(work: Callable[[], R]) -> asyncio.Future[R]:
             done.set_result(outcome)
 
     def carry_out() -> None:
-        outcome: R | BaseException
+        outcome: Sequence[Scores] | BaseException
         try:
             outcome = work()
         except BaseException as error:  # noqa: BLE001 - the caller receives it

@@ -1,4 +1,4 @@
-"""The part that HTTP servers of models share: tokens, limits of bodies, counts.
+"""Access to a reward server: tokens, limits of bodies, counts.
 
 Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 503 stopping. All but
 200 have a JSON body with a message.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from flowmill.configs.addresses import holds_token
-from flowmill.models.serving.batching import Batcher, BusyError, Metrics
+from flowmill.models.rewards.base import Batch, Scores
+from flowmill.models.rewards.service import wire
+from flowmill.models.rewards.service.batching import Batcher, BusyError, Metrics
 
-W = TypeVar("W")
-R = TypeVar("R")
 METRICS = "/metrics"
 #: Number of request bodies of the maximum size that may be in memory at a time.
 _BODIES = 2
@@ -38,16 +37,10 @@ class RefusedRequest(Exception):
 class Door:
     """Lets requests in: with the token, and within the limits of size, memory and time."""
 
-    def __init__(self, *, token: str | None, variable: str, max_bytes: int, metrics: Metrics) -> None:
-        """Begin without requests.
-
-        Args:
-            token: token of callers; None: any caller is accepted.
-            variable: environment variable of clients with the token, for messages.
-            max_bytes: the largest request body.
-            metrics: counts refusals.
-        """
-        self._token, self._variable, self._most, self._metrics = token, variable, max_bytes, metrics
+    def __init__(self, *, token: str | None, max_bytes: int, metrics: Metrics) -> None:
+        """Begin without requests. ``token``: that of callers, None: any caller is accepted; ``max_bytes``: the largest
+        request body."""
+        self._token, self._most, self._metrics = token, max_bytes, metrics
         self._left = _BODIES * max_bytes
 
     def app(self, title: str, work: Callable[[], Awaitable[None]]) -> FastAPI:
@@ -63,14 +56,12 @@ class Door:
 
         @app.exception_handler(RefusedRequest)
         async def refuse(request: Request, refused: RefusedRequest) -> JSONResponse:
-            """Answer with the reason of a refusal."""
             self._metrics.requests.labels(str(refused.status)).inc()
             more = {"retry-after": "1"} if refused.status == 429 else {}
             return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
 
         @app.get(METRICS, dependencies=[Depends(self.authorized)])
         def read_metrics() -> Response:
-            """Return the counts."""
             return Response(self._metrics.text(), media_type="text/plain")
 
         return app
@@ -78,7 +69,7 @@ class Door:
     def authorized(self, request: Request) -> None:
         """Refuse a request without the token."""
         if not holds_token(request.headers.get("authorization", ""), self._token):
-            raise RefusedRequest(401, f"the token is missing or wrong: set {self._variable} to the server's")
+            raise RefusedRequest(401, f"the token is missing or wrong: set {wire.TOKEN} to the server's")
 
     @contextlib.contextmanager
     def room(self, request: Request) -> Iterator[None]:
@@ -111,7 +102,7 @@ class Door:
             raise RefusedRequest(408, text) from None
         return b"".join(parts)
 
-    async def answered(self, batcher: Batcher[W, R], work: W) -> R:
+    async def answered(self, batcher: Batcher, work: Batch) -> Scores:
         """Return the answer to a request, unless too many wait or the server stops."""
         try:
             return await batcher.submit(work)
