@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -99,7 +99,7 @@ class EpochAdvantages:
         """Write an advantage per sample, the mean of its tokens', and those of tokens."""
         now = everything.take(counted)
         groups, _ = group_numbers(now.samples)
-        tokens = TokenTables.read(self.context.store, self.inputs, everything.samples, self.config.rollout.store)
+        tokens = TokenTables.read(self.context.store, self.inputs, everything.samples)
         kl_coef = self._kl_coef(estimator)
         estimate = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
         self._write(everything, counted, now.total, estimate.of_samples, folder)
@@ -236,7 +236,7 @@ class EpochAdvantages:
         summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
             # Mean over the trained steps.
-            kl = self._of_samples(trajectories, ids, "reference_kl", lambda kl: sum(kl) / len(kl))
+            kl = figures_of_samples(self.context.store, trajectories, ids, "reference_kl", lambda kl: sum(kl) / len(kl))
             penalty = section.kl_coef * kl
         watched = [torch.tensor(table.column("reward").to_numpy()) for table in tables[len(rewards) :]]
         distances = None if section.diversity is None else watched.pop()
@@ -246,7 +246,7 @@ class EpochAdvantages:
         if trajectories is not None and section.overlong is not None:
             over, longest = section.overlong, self._stage.policy_kind.longest(self.config)
             assert longest is not None
-            lengths = self._of_samples(trajectories, ids, "log_probs", len)
+            lengths = figures_of_samples(self.context.store, trajectories, ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
         turns = turns_of(self.config)
@@ -261,9 +261,6 @@ class EpochAdvantages:
             cut=cut,
             distances=distances,
         )
-
-    def _of_samples(self, ref: ArtifactRef, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]) -> Tensor:
-        return figures_of_samples(self.context.store, ref, self.config.rollout.store, names, column, of)
 
 
 def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
