@@ -20,43 +20,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorAlert:
-    """A monitor that fell while the optimized sum rose."""
-
-    monitor: str
-    """Its label."""
-    epoch: int
-    """The first epoch after which it shows."""
-    since: int
-    """The first epoch of the window."""
-    reward: tuple[float, float]
-    """Mean of the optimized sum over the first and over the last fourth of the window."""
-    value: tuple[float, float]
-    """Mean of the monitor over the same epochs."""
-
-    def text(self) -> str:
-        """Return it in words."""
-        return (
-            f"from epoch {self.since} to {self.epoch} the reward rose from {self.reward[0]:.4g} to "
-            f"{self.reward[1]:.4g} while the monitor '{self.monitor}' fell from {self.value[0]:.4g} to "
-            f"{self.value[1]:.4g}: the policy may please the reward in a way that was not meant. Look at the images, "
-            "and consider another reward or a KL."
-        )
-
-
-def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
-    """Return the first alert of each monitor that fell while the optimized sum rose; reads manifests only."""
+def fallen_monitors(chain: Chain) -> Iterator[tuple[str, int, str]]:
+    """Yield each monitor that fell while the optimized sum rose, the first epoch after which it shows, and both in
+    words; reads manifests only."""
     if not chain.config.monitors:
-        return []
-    from flowmill.tasks.algorithms.trends import first_opposed
+        return
+    from flowmill.tasks.algorithms.trends import ends, first_opposed, opposed_window
 
-    alerts = []
-    for slot, rewards, values in _monitored(chain, range(1, chain.config.run.epochs + 1)):
-        epoch = first_opposed(rewards, values)
-        if epoch is not None:
-            alerts += _shown(slot, rewards[:epoch], values[:epoch], epoch)
-    return alerts
+    epochs = range(1, chain.config.run.epochs + 1)
+    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
+    for section in chain.config.monitors:
+        values = _means(chain, "score", section.slot, "mean", epochs)
+        count = min(len(rewards), len(values))
+        epoch = first_opposed(rewards[:count], values[:count])
+        size = None if epoch is None else opposed_window(rewards[:epoch], values[:epoch])
+        if epoch is None or size is None:
+            continue
+        # Means over the first and over the last fourth of the window.
+        reward, value = (ends(each[epoch - size : epoch]) for each in (rewards, values))
+        text = (
+            f"from epoch {epoch - size + 1} to {epoch} the reward rose from {reward[0]:.4g} to {reward[1]:.4g} while "
+            f"the monitor '{section.slot}' fell from {value[0]:.4g} to {value[1]:.4g}: the policy may please the "
+            "reward in a way that was not meant. Look at the images, and consider another reward or a KL."
+        )
+        yield section.slot, epoch, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +109,6 @@ def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float
     return {} if contributed is None else dict(zip(scored.rewards, contributed, strict=True))
 
 
-def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield each monitor with the epoch means of the optimized sum and of its scores, as far as both exist."""
-    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
-    for section in chain.config.monitors:
-        values = _means(chain, "score", section.slot, "mean", epochs)
-        count = min(len(rewards), len(values))
-        yield section.slot, rewards[:count], values[:count]
-
-
 def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
     """Return a figure by epoch, float64, up to the first incomplete epoch."""
     import torch
@@ -143,14 +121,3 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
             break
         values.append(float(manifest.summary[figure]))
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _shown(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> list[MonitorAlert]:
-    """Return the alert that the last means up to an epoch give, if any."""
-    from flowmill.tasks.algorithms.trends import ends, opposed_window
-
-    size = opposed_window(rewards, values, epochs=epoch)
-    if size is None:
-        return []
-    reward, value = ends(rewards[-size:]), ends(values[-size:])
-    return [MonitorAlert(monitor=slot, epoch=epoch, since=epoch - size + 1, reward=reward, value=value)]
