@@ -29,7 +29,6 @@ class LogReporter:
     """Reports progress as log lines, for runs under a Prefect worker."""
 
     def __init__(self) -> None:
-        """Log to Prefect's run logger, which the UI shows."""
         self._log = logging.getLogger("prefect.flow_runs.flowmill")
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:

@@ -56,13 +56,14 @@ class FlowResult:
 
 @contextlib.contextmanager
 def scheduled(request: Request) -> Iterator[FlowResult]:
-    """Fail with a message that names the command to continue.
+    """Make up for missed starts, and fail with a message that names the command to continue.
 
     The flow sets the value inside the block, and returns it afterwards. An error inside sets a failed or cancelled
     state; if a program called the flow, errors propagate unchanged to it.
     """
     result = FlowResult()
     try:
+        make_up_for_missed()
         yield result
     except CancelledError as error:
         result.value = Cancelled(message=str(error))

@@ -26,7 +26,6 @@ class Subject:
     """The flow parameters of one requested deployment."""
 
     usual: Mapping[str, Any]
-    """Parameters in ``prefect.yaml``."""
     there: Mapping[str, Any] | None
     """Current parameters of an existing deployment; None for a new one."""
     requested: Mapping[str, Any]
@@ -105,7 +104,6 @@ def checked_config(request: Mapping[str, Any]) -> RunConfig:
 
 
 def _distinct(touched: Sequence[Mapping[str, Any]], subject: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the requests with distinct subjects, the first of each."""
     seen = set()
     for request in touched:
         key = tuple(str(request.get(name)) for name in (subject, "root", "name", "overrides"))

@@ -41,7 +41,6 @@ def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter,
 
 
 def _of_runs(item: dict[str, Any], runs: Sequence[str]) -> dict[str, Any]:
-    """Return an artifact with only its epochs in the named runs."""
     return {**item, "epochs": {run: epochs for run, epochs in item["epochs"].items() if not runs or run in runs}}
 
 

@@ -33,7 +33,6 @@ def _forecast(resolved: ResolvedRequest) -> None:
     name = resolved.config.run.name
     title = f"{name}: {estimate.due} artifacts to compute"
     table = Table("stage", "found", "reused", "to compute", "model rows", "time", "first reason", title=title)
-    table.title_justify = "left"
     for stage in estimate.stages:
         rows = "" if stage.rows is None else f"{stage.rows:,}"
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"

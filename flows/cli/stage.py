@@ -84,7 +84,6 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
 
 
 def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
-    """Return the stages of the run that depend on a stage and are not fresh."""
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import due
 

@@ -24,7 +24,6 @@ class Idle:
     """Idle time of a stage."""
 
     stage: str
-    """Its name."""
     parts: int
     """Number of shards, or of micro-batches per update."""
     share: float
@@ -37,7 +36,6 @@ class Dealt(NamedTuple):
     ends: Sequence[int]
     """End of each part, in samples."""
     batch: int
-    """Samples per batch."""
     times: int = 1
     """Number of repetitions of the whole work."""
 

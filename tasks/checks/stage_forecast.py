@@ -27,13 +27,11 @@ class StageForecast:
     """One stage over all epochs."""
 
     stage: str
-    """Its name."""
     fresh: int
     """Artifacts that are up to date."""
     reused: int
     """Artifacts of other runs that can be reused."""
     due: int
-    """Artifacts to compute."""
     rows: int | None
     """Maximum number of rows through policy, critic and base model; None for stages that run none of them."""
     seconds: float | None
@@ -47,7 +45,6 @@ class Forecast:
     """A whole run."""
 
     stages: tuple[StageForecast, ...]
-    """Stages in order of execution."""
 
     @property
     def due(self) -> int:

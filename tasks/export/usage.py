@@ -32,7 +32,6 @@ class Usage:
     loras: tuple[str, ...]
     """LoRA files, relative to the export; those of further denoisers are in a folder with the component's name."""
     dtype: str
-    """Dtype of the weights."""
     call: PipelineCall
     """Arguments and scheduler."""
     prompt: str
@@ -72,7 +71,6 @@ class Usage:
         return self.call.last_frame and len(self.inputs) == 2
 
     def _prompt_files(self) -> dict[str, Any]:
-        """Return the prompt's input files; for a clip its frames."""
         if self.call.clip:
             return {"input_image": None, "input_video": list(self.inputs)}
         first = {"file": self.inputs[0], "size": self.call.image_size} if self.inputs else None
@@ -135,9 +133,10 @@ def _loading(usage: Usage) -> list[str]:
     place = "folder" if usage.base is None else "base"
     revision = "" if usage.revision is None else f"revision={in_python(usage.revision)}, "
     options = f"{revision}dtype=torch.{usage.dtype}"
+    absent = "".join(f", {name}=None" for name in usage.missing)
     lines = [] if usage.base is None else [f"base = {in_python(usage.base)}"]
     if usage.call.blocks is None:
-        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {options}{_absent(usage.missing)})"]
+        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {options}{absent})"]
     else:
         lines += [f"blocks = {usage.loader}()"]
         lines += [f"blocks.sub_blocks.pop({in_python(name)})" for name in usage.call.left_out]
@@ -158,10 +157,6 @@ def _argument_lines(arguments: Mapping[str, Any]) -> list[str]:
         f"    {name}={in_python(value) if isinstance(value, str) else repr(value)},"
         for name, value in arguments.items()
     ]
-
-
-def _absent(names: tuple[str, ...]) -> str:
-    return "".join(f", {name}=None" for name in names)
 
 
 def _image_lines(usage: Usage) -> list[str]:

@@ -182,7 +182,6 @@ def _repeats(section: DataSection, place: RowLocation, sample: DataFile) -> int:
 def _contents(
     row: Mapping[str, Any], section: DataSection, place: RowLocation, texts: bool
 ) -> tuple[Any, tuple[DataFile, ...], tuple[str, ...]]:
-    """Return prompt and samples of a row, and the columns of the samples."""
     if section.messages is not None:
         check_columns(row, str(place))
         prompt, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")

@@ -42,7 +42,6 @@ class OptionPath:
     """A path or hub id that an option of a component names."""
 
     component: Component
-    """The component."""
     label: str
     """Role of the component, such as ``reward``."""
     option: str
@@ -75,7 +74,6 @@ class OptionPath:
         return str(named) if "ColumnFolderPlace" in self.kind else None
 
     def __str__(self) -> str:
-        """Return the subject of a sentence on it."""
         kind = "fit" if self.is_fit else "file at" if self.is_file else "folder at"
         return f"{self.label} '{self.component.name}': the {kind} '{self.path}' (option '{self.option}')"
 
@@ -197,5 +195,4 @@ def _files(place: OptionPath, metadata: Callable[[], Metadata]) -> tuple[Path, l
 
 
 def _visible_files(folder: Path) -> list[str]:
-    """Return the files of a folder without hidden ones."""
     return [name for name in files_below(folder) if not any(part.startswith(".") for part in name.split("/"))]

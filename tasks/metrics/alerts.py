@@ -45,7 +45,6 @@ class Alert:
     text: str
     """Evidence, meaning and remedy in words."""
     subject: str = ""
-    """The monitor or reward it concerns."""
 
     @property
     def label(self) -> str:

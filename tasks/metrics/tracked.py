@@ -28,7 +28,7 @@ from flowmill.tasks.metrics.evaluations import (
 from flowmill.tasks.metrics.evaluations import evaluation_figures as figures_of
 from flowmill.tasks.metrics.image_grids import CLIPS
 from flowmill.tasks.metrics.ingested import ingested_figures
-from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
+from flowmill.tasks.metrics.monitors import correlations, shares
 from flowmill.tasks.metrics.points import ACHIEVED, Point, scores_first
 from flowmill.tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
 from flowmill.tasks.metrics.texts import Text
@@ -43,7 +43,6 @@ class Content:
     """An epoch: its training, or one of its evaluations."""
 
     epoch: int
-    """Its number."""
     identity: str
     """Changes when any of its artifacts does."""
     time_ms: int
@@ -64,7 +63,6 @@ class EvaluationContent(Content):
     name: str
     """Its name; empty for scheduled evaluations."""
     policy: str
-    """``kind/id`` of the policy."""
     images: Mapping[str, Path]
     """Image grid of each prompt list."""
     clips: Sequence[tuple[str, Path]]
@@ -89,14 +87,12 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
     if "reward/mean" in figures:
         points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
-    scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
-        for slot, value in correlations(scored).items()
+        for slot, value in correlations(chain, epoch).items()
     ]
     points += [
-        Point(key=f"reward/{slot}_share", value=value, step=epoch)
-        for slot, value in shares(scored, chain.config.rewards).items()
+        Point(key=f"reward/{slot}_share", value=value, step=epoch) for slot, value in shares(chain, epoch).items()
     ]
     for update in _updates(manifests[epoch, "optimize", ""].summary):
         step = int(update["update"])

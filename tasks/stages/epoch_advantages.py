@@ -132,7 +132,6 @@ class EpochAdvantages:
 
     @property
     def _rolled_out(self) -> str:
-        """The artifact of the samples."""
         scored = next(ref for ref in self.inputs if ref.kind == "rewards")
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
@@ -209,7 +208,6 @@ class EpochAdvantages:
         return gdpo_advantages(now.parts, now.weights, groups, normalizer, penalty=now.penalty)
 
     def _epochs(self) -> list[SampleRewards]:
-        """Return the rewards of each epoch's samples, this one first."""
         count, refs = self._scored, self.inputs
         scored = [ref for ref in refs if ref.kind == "rewards"]
         section = self.config.advantage
@@ -223,7 +221,6 @@ class EpochAdvantages:
     def _earned(
         self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None, drawn: ArtifactRef | None
     ) -> SampleRewards:
-        """Return the rewards of one epoch, checked to be of the same samples."""
         tables = [read_rows(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
         for ref, table in zip(scored, tables, strict=True):

@@ -147,7 +147,6 @@ class DrawingStage(Stage):
 
     @cached_property
     def _earlier(self) -> dict[str, tuple[TrajectoryShard, int]]:
-        """The images of the turn before, by id."""
         return places_of(self.context.store, self.inputs()[2], None)
 
 

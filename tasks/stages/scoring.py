@@ -192,7 +192,6 @@ class Scoring(Stage):
 
 
 def _content(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Return the digest of the rows, which is independent of shards."""
     contents = Contents()
     contents.add_table(columns)
     return str(contents)

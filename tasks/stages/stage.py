@@ -47,7 +47,6 @@ class Output:
     """Result of a shard besides files."""
 
     rows: int
-    """Rows written."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the content, equal for equal content."""
     written: Callable[[], Sequence[FileEntry]] = tuple

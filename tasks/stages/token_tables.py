@@ -36,7 +36,6 @@ class TokenEstimates:
     columns: Mapping[str, Any]
     """A table of ``TOKEN_ADVANTAGES``, N rows."""
     summary: Mapping[str, float]
-    """Figures of the epoch."""
 
 
 class TokenTables:

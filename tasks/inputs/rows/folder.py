@@ -42,7 +42,6 @@ class Folder:
     """The files of a folder, but for hidden ones."""
 
     def __init__(self, path: str) -> None:
-        """Bind to a folder."""
         self.path = path.rstrip("/")
 
     @cached_property
