@@ -88,7 +88,6 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
     A run that has more epochs than the config keeps them, unless the request rewinds it.
 
     Args:
-        request: the request.
         says: report when the run keeps more epochs than the config has.
     """
     config = resolved_config(request)

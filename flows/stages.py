@@ -211,7 +211,6 @@ def run_stage(session: Session, node: Node, *, force: bool = False) -> tuple[Art
 
     Args:
         session: of the run.
-        node: the stage.
         force: make another attempt although the artifact is complete.
 
     Returns:
@@ -252,9 +251,7 @@ def _stage_flow(name: str) -> Flow[..., Any]:
     @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
-        with scheduled(request) as result:
-            result.value = _run_stage(name, request)
-        return result.value
+        return scheduled(request, lambda: _run_stage(name, request))
 
     return stage_of_run
 
@@ -275,14 +272,12 @@ def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
         )
         with process_state.opened(context) as session:
             nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-            results = [_result(session, node, force=request.force and node.stage == name) for node in nodes]
+            results = []
+            for node in nodes:
+                ref, reused = run_stage(session, node, force=request.force and node.stage == name)
+                results.append(describe_stage(context, node, ref, reused=reused))
     log_side_evaluations(context)
     return results
-
-
-def _result(session: Session, node: Node, *, force: bool) -> StageResult:
-    ref, reused = run_stage(session, node, force=force)
-    return describe_stage(session.context, node, ref, reused=reused)
 
 
 FLOWS = {name: _stage_flow(name) for name in STAGES}

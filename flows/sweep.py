@@ -53,9 +53,7 @@ _TAIL = 5
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return their outcomes, best first, and the report."""
-    with scheduled(request) as result:
-        result.value = _sweep(request)
-    return result.value
+    return scheduled(request, lambda: _sweep(request))
 
 
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:

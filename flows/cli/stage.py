@@ -121,7 +121,6 @@ def regenerate(
     """Rerun the stages of damaged artifacts, in the order of their runs.
 
     Args:
-        store: the store.
         damaged: artifact -> runs that name it.
         trust_store: run code and commands that only the store names.
     """

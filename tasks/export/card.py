@@ -144,16 +144,17 @@ def _results(content: CardContent) -> str:
     if not content.after:
         return f"## Results\n\nThe policy after epoch {content.epoch} was not evaluated."
     section = content.config.evaluate
+    judges = {each.slot for each in section.judges}
     steps = section.steps or content.config.rollout.steps
     lines = ["## Results", "", "| prompts | reward | before | after |", "|---|---|---|---|"]
     for split, slots in content.after.items():
+        prompts = {"heldout": "held-out", "train": "training"}.get(split, in_markdown(split))
         for slot, values in slots.items():
             for figure, value in sorted(values.items(), reverse=True):
                 earlier = content.before.get(split, {}).get(slot, {}).get(figure)
                 shown = "not evaluated" if earlier is None else f"{earlier:.4g}"
-                lines.append(
-                    f"| {_split_name(split)} | {_slot_name(content.config, slot, figure)} | {shown} | {value:.4g} |"
-                )
+                reward = f"{in_code(slot)}{', a judge' if slot in judges else ''}, {in_markdown(figure)}"
+                lines.append(f"| {prompts} | {reward} | {shown} | {value:.4g} |")
     lines += [
         "",
         f"Each of {section.samples} samples, {steps} deterministic steps, with the same seeds before and after.",
@@ -174,7 +175,11 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     )
     lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
     if usage.base is not None and content.base.source != "hub":
-        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(content)}"]
+        where = (
+            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
+        )
+        put = where if content.base.source in ("built", "file") else "put it, or a link to it, here."
+        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {put}"]
     if (lora := content.lora) is not None:
         lines += [
             "",
@@ -190,14 +195,6 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
-
-
-def _whereabouts(content: CardContent) -> str:
-    if content.base.source in ("built", "file"):
-        return (
-            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
-        )
-    return "put it, or a link to it, here."
 
 
 def quantized_notes(model: ModelSection) -> list[str]:
@@ -234,15 +231,6 @@ def _origin(content: CardContent) -> str:
             f"- Prompts: {in_code(content.prompts)}",
         ]
     )
-
-
-def _split_name(split: str) -> str:
-    return {"heldout": "held-out", "train": "training"}.get(split, in_markdown(split))
-
-
-def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
-    judge = slot in {section.slot for section in config.evaluate.judges}
-    return f"{in_code(slot)}{', a judge' if judge else ''}, {in_markdown(figure)}"
 
 
 def plain_reward(section: RewardSection) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,9 @@ class Usage:
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON."""
-        scheduler, call = self.call.scheduler, self.call
+        chosen, call, scheduler = self.call.scheduler, self.call, None
+        if chosen is not None:
+            scheduler = {"class": chosen.name, "options": dict(chosen.options), "from_config": chosen.from_config}
         return {
             "pipeline": self.pipeline,
             **({} if call.blocks is None else {"blocks": call.blocks, "left_out_blocks": list(call.left_out)}),
@@ -54,7 +55,7 @@ class Usage:
             "missing_components": list(self.missing),
             "lora_files": list(self.loras),
             "dtype": self.dtype,
-            "scheduler": None if scheduler is None else _plain_scheduler(scheduler),
+            "scheduler": scheduler,
             **({} if call.guider is None else {"guider": dict(call.guider)}),
             "call": dict(call.arguments),
             **({"vae_tiling": True} if call.vae_tiling else {}),
@@ -108,7 +109,9 @@ def snippet(usage: Usage) -> str:
     lines += ["pipe.vae.enable_tiling()"] * usage.call.vae_tiling
     lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
     lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
-    lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
+    arguments = usage.call.arguments.items()
+    written = [f"    {name}={in_python(each) if isinstance(each, str) else repr(each)}," for name, each in arguments]
+    lines += ["call = dict(", *written, ")"]
     lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
     started = "video=video, " if usage.call.clip else "image=image, "
     started += "last_image=last_image, " if usage.ends else ""
@@ -152,13 +155,6 @@ def _loading(usage: Usage) -> list[str]:
     return lines
 
 
-def _argument_lines(arguments: Mapping[str, Any]) -> list[str]:
-    return [
-        f"    {name}={in_python(value) if isinstance(value, str) else repr(value)},"
-        for name, value in arguments.items()
-    ]
-
-
 def _image_lines(usage: Usage) -> list[str]:
     if usage.call.clip:
         named = ", ".join(in_python(name) for name in usage.inputs)
@@ -184,7 +180,3 @@ def _scheduler_code(choice: SchedulerChoice) -> str:
     if not choice.from_config:
         return f"{choice.name}({', '.join(options)})"
     return f"{choice.name}.from_config({', '.join(['pipe.scheduler.config', *options])})"
-
-
-def _plain_scheduler(choice: SchedulerChoice) -> Mapping[str, Any]:
-    return {"class": choice.name, "options": dict(choice.options), "from_config": choice.from_config}

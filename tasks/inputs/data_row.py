@@ -114,9 +114,6 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
     """Return a row of a section; raise DataError or PromptError if it cannot be used.
 
     Args:
-        row: its columns.
-        section: the section.
-        place: its location.
         texts: all samples are texts, whatever they end in.
     """
     prompt, samples, columns = _contents(row, section, place, texts)

@@ -112,12 +112,9 @@ def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) 
         prompts = read_prompts(source, section, where=setting)
         if not section.sources:
             return prompts
-        all_prompts += [_of_source(prompt, _source_named(section, setting), setting) for prompt in prompts]
+        name = section.sources[int(setting.split(".")[2])].name
+        all_prompts += [_of_source(prompt, name, setting) for prompt in prompts]
     return _taking_turns(all_prompts) if split == "heldout" else all_prompts
-
-
-def _source_named(section: PromptsSection, setting: str) -> str:
-    return section.sources[int(setting.split(".")[2])].name
 
 
 def _of_source(prompt: Prompt, name: str, setting: str) -> Prompt:

@@ -127,7 +127,6 @@ def open_run(
     """Bind to an existing run with the config of its last start, and overrides.
 
     Args:
-        name: the run.
         overrides: ``section.key=value`` strings for one stage.
         reporter: shows progress.
         epoch: epoch of that stage.
@@ -273,15 +272,13 @@ def _is_local(model: ModelSection) -> bool:
 
 
 def _required(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in asks_for(config).items() if not _by_content(key)}
+    # Lists of prompts are identified by their contents, not by their paths.
+    settings = asks_for(config).items()
+    lists = {key for key, _ in settings if key.startswith("prompts.") and key.endswith((".train", ".heldout"))}
+    return {key: value for key, value in settings if key not in lists}
 
 
 def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return all attempts at the work of some artifacts; other artifacts of the run are ignored."""
     works = {(*key, ArtifactRef.parse(artifact).fingerprint) for *key, artifact in artifacts}
     return [[*each.key, each.artifact] for each in run.entries() if (*each.key, each.ref.fingerprint) in works]
-
-
-def _by_content(setting: str) -> bool:
-    """Return whether a setting names a file that is identified by its contents, not by its path."""
-    return setting.startswith("prompts.") and setting.endswith((".train", ".heldout"))

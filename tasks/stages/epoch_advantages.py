@@ -101,15 +101,12 @@ class EpochAdvantages:
         groups, _ = group_numbers(now.samples)
         tokens = TokenTables.read(self.context.store, self.inputs, everything.samples)
         kl_coef = self._kl_coef(estimator)
-        estimate = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
-        self._write(everything, counted, now.total, estimate.of_samples, folder)
-        write_rows("token_advantages", folder, estimate.columns)
+        advantages, columns, figures = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
+        self._write(everything, counted, now.total, advantages, folder)
+        write_rows("token_advantages", folder, columns)
         mask = torch.ones_like(now.total, dtype=torch.bool)
-        summary = {
-            **_summary(now.total, groups, estimate.of_samples, mask),
-            **_excluded(everything, counted),
-        }
-        return Output(rows=len(counted), summary={**summary, **estimate.summary})
+        summary = {**_summary(now.total, groups, advantages, mask), **_excluded(everything, counted), **figures}
+        return Output(rows=len(counted), summary=summary)
 
     def _kl_coef(self, estimator: TokenEstimator) -> float:
         """Return the weight of the KL in this epoch: adapted from the epoch before if the estimator adapts it."""

@@ -6,7 +6,6 @@ Legend: N samples, M of them that count, T tokens of the longest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,6 @@ from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.modalities.reader import RaggedArray
 
 _LIST = pa.list_(pa.float32())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenEstimates:
-    """An estimator's result for an epoch."""
-
-    of_samples: Tensor
-    """(M,) float64 mean of the advantages of each sample's tokens."""
-    columns: Mapping[str, Any]
-    """A table of ``TOKEN_ADVANTAGES``, N rows."""
-    summary: Mapping[str, float]
 
 
 class TokenTables:
@@ -65,8 +53,9 @@ class TokenTables:
 
     def estimate(
         self, estimator: TokenEstimator, scores: Tensor, groups: Tensor, counted: Tensor, *, kl_coef: float
-    ) -> TokenEstimates:
-        """Return an estimator's result for the samples that count.
+    ) -> tuple[Tensor, dict[str, Any], dict[str, float]]:
+        """Return an estimator's result for the samples that count: (M,) float64 mean of the advantages of each sample's
+        tokens, a table of ``TOKEN_ADVANTAGES`` with N rows, and figures of the epoch.
 
         Args:
             scores: (M,) float64.
@@ -98,7 +87,7 @@ class TokenTables:
             summary["value_mean"] = float(values[mask].mean())
             summary["return_mean"] = float(estimate.returns[mask].mean())
         means = masked_sum(estimate.advantages, mask) / mask.sum(-1).clamp(min=1)
-        return TokenEstimates(of_samples=means, columns=columns, summary=summary)
+        return means, columns, summary
 
     def _laid_out(self, name: str, counting: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the numbers of samples, (M, T) float64, and where they are, (M, T) bool."""

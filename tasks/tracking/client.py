@@ -37,7 +37,7 @@ class FolderClient(MlflowClient):
     """Logs to the SQLite file in a folder, and artifacts to the folder next to it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, or create it under a temporary name first, so that a kill leaves no partial file."""
+        """Open the database, or create it under a temporary name first, a kill leaves no partial file."""
         database = folder / "mlflow.db"
         if not database.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _make_empty(target: Path) -> None:
 
 
 def _put(target: Path, make: Callable[[Path], None]) -> None:
-    """Make a file in a temporary folder and link it, unless another process did first: a kill leaves no partial file."""
+    """Make a file in a temporary folder and link it, unless another process did: a kill leaves no partial file."""
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=target.parent) as aside:
         new = Path(aside) / target.name
         make(new)

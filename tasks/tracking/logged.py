@@ -20,8 +20,8 @@ from PIL import Image
 
 from flowmill.configs.escaping import visible
 from flowmill.tasks.metrics.image_grids import squared
-from flowmill.tasks.metrics.points import Point
 from flowmill.tasks.metrics.texts import Text
+from flowmill.tasks.metrics.tracked import Point
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name
 
 if TYPE_CHECKING:
