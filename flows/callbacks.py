@@ -45,7 +45,6 @@ class RunCallbacks:
         self._warn(self._watcher.trained(epoch))
 
     def _warn(self, alerts: Sequence[Alert]) -> None:
-        """Print new alerts, emit an event for each and tag the MLflow run."""
         if alerts:
             self._tracker.log_alerts()
         for alert in alerts:

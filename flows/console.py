@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from textwrap import wrap
@@ -22,7 +22,6 @@ class _Console(Console):
     """A console that prints untrusted text literally: it interprets no markup, emoji names or control characters."""
 
     def __init__(self, **how: Any) -> None:
-        """Create it, see ``rich.console.Console``."""
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
@@ -45,7 +44,6 @@ class _Column:
     header: str
     cells: Sequence[Text]
     width: int
-    """Width in terminal columns."""
     cut: bool = False
     """Whether cells may be truncated."""
 
@@ -100,7 +98,6 @@ def _framed(table: Table, columns: Sequence[_Column]) -> Table:
 
 
 def _print_plain(table: Table, columns: Sequence[_Column]) -> None:
-    """Print the title, the headers and each entry as one tab-separated line."""
     title = [] if table.title is None else [visible(str(table.title))]
     entries = ("\t".join(cell.plain for cell in row) for row in _rows(columns))
     for line in (*title, "\t".join(column.header for column in columns), *entries):
@@ -129,13 +126,11 @@ def _shared(columns: Sequence[_Column], room: int) -> list[_Column]:
 
 
 def _folded_width(column: _Column) -> int:
-    """Return the width of a column whose header is folded."""
     cells = max((cell.cell_len for cell in column.cells), default=0)
     return max(cells, min(cell_len(column.header), _FEWEST))
 
 
 def _print_narrow(table: Table, columns: Sequence[_Column]) -> None:
-    """Print a table without a frame, with these column widths."""
     if table.title is not None:
         console.print(table.title)
     headers = [wrap(column.header, column.width) for column in columns]
@@ -166,26 +161,20 @@ def _print_entries(table: Table, columns: Sequence[_Column]) -> None:
             for column, each in zip(columns[1:], others, strict=True)
             if each
         ]
-        for line in _packed(facts, console.width):
-            console.print(line)
+        for line in _wrapped(Text("; ").join(facts), console.width - 2) if facts else ():
+            console.print(Text("  ").append_text(line))
 
 
-def _packed(facts: Iterable[Text], width: int) -> Iterator[Text]:
-    """Yield lines of whole facts, as many per line as fit; a longer fact wraps between words."""
-    short = (part for fact in facts for part in _joined(fact.split(" "), " ", width - 2))
-    return (Text("  ").append_text(line) for line in _joined(short, "; ", width - 2))
-
-
-def _joined(parts: Iterable[Text], by: str, width: int) -> Iterator[Text]:
-    """Yield lines of joined parts, as many per line as fit."""
-    line: Text | None = None
-    for part in parts:
-        if line is not None and line.cell_len + len(by) + part.cell_len > width:
+def _wrapped(text: Text, width: int) -> Iterator[Text]:
+    """Yield lines of whole words, also of those that are wider; Rich would cut them."""
+    line, *words = text.split(" ")
+    for word in words:
+        if line.cell_len + 1 + word.cell_len > width:
             yield line
-            line = None
-        line = part if line is None else line.append(by).append_text(part)
-    if line is not None:
-        yield line
+            line = word
+        else:
+            line = line.append(" ").append_text(word)
+    yield line
 
 
 def print_json(data: Any) -> None:

@@ -81,7 +81,6 @@ class Edit:
 
     deployed: Deployed
     changes: Sequence[Change]
-    """Settings that would change."""
     update: Mapping[str, Any]
     """Fields to send; the server keeps all others."""
     rule: Rule | None
@@ -101,7 +100,6 @@ class Edit:
 
 @functools.cache
 def _form(entrypoint: str) -> dict[str, Any]:
-    """Return the schema of a flow's parameters."""
     return parameter_schema(load_flow_from_entrypoint(entrypoint)).model_dump(exclude_unset=True)
 
 

@@ -29,7 +29,6 @@ class LogReporter:
     """Reports progress as log lines, for runs under a Prefect worker."""
 
     def __init__(self) -> None:
-        """Log to Prefect's run logger, which the UI shows."""
         self._log = logging.getLogger("prefect.flow_runs.flowmill")
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
@@ -89,7 +88,6 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
     A run that has more epochs than the config keeps them, unless the request rewinds it.
 
     Args:
-        request: the request.
         says: report when the run keeps more epochs than the config has.
     """
     config = resolved_config(request)

@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from flowmill.configs.escaping import visible
 from flowmill.configs.human_units import duration
 from flowmill.flows.console import console
-from flowmill.tasks.runs.progress import Reporter, Silent
+from flowmill.tasks.runs.progress import Silent
 
 
-class Display(Reporter, Protocol):
-    """A reporter that is opened and closed."""
+class Display(Silent):
+    """A reporter that is opened and closed; it shows nothing."""
 
-    def __enter__(self) -> Display:
-        """Begin to show."""
-        ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: object) -> None:
-        """Stop showing."""
-        ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def display(*, quiet: bool, epochs: int) -> Display:
     """Return bars on a terminal, lines elsewhere, and no output when quiet."""
     if quiet:
-        return Quiet()
+        return Display()
     return Bars(epochs) if console.is_terminal else Lines(epochs)
 
 
-class Quiet(Silent):
-    """Shows nothing."""
-
-    def __enter__(self) -> Quiet:
-        """Begin."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End."""
-
-
-class Bars:
+class Bars(Display):
     """Two bars: epochs, with the time left and the rollouts' reward, and the current stage."""
 
     def __init__(self, epochs: int) -> None:
-        """Create the bars."""
         self._progress = Progress(
             TextColumn("{task.description:<12}", markup=False),
             BarColumn(bar_width=32),
@@ -61,13 +46,11 @@ class Bars:
         self._stage: TaskID = self._progress.add_task("starting", total=None, detail="")
         self._current: tuple[str, int, str] = ("", 0, "")
 
-    def __enter__(self) -> Bars:
-        """Begin to draw."""
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop drawing."""
         self._progress.stop()
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
@@ -89,23 +72,17 @@ class Bars:
         self._progress.console.print(text)
 
 
-class Lines:
+class Lines(Display):
     """One line per epoch and per long stage, for logs; epochs that were already committed share one line."""
 
     def __init__(self, epochs: int) -> None:
-        """Start the clock."""
         self._epochs = epochs
         self._begun = time.monotonic()
         self._first_epoch: tuple[int, float] | None = None
         self._said: set[tuple[str, int, str]] = set()
         self._reused_epochs: list[int] = []
 
-    def __enter__(self) -> Lines:
-        """Begin."""
-        return self
-
     def __exit__(self, *error: object) -> None:
-        """End."""
         self._say_found()
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:

@@ -23,7 +23,6 @@ class Rollouts:
     """The rollouts of a run and their scores."""
 
     def __init__(self, session: Session) -> None:
-        """Bind to a run; no rollout is started."""
         self._session, self._plan = session, session.context.plan
         self._begun: dict[int, EpochRollout] = {}
 

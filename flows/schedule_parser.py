@@ -66,7 +66,6 @@ def next_start(*rules: Rule | NoSchedule) -> datetime | None:
 
 
 def _dates(rule: Rule) -> Iterable[datetime]:
-    """Return the next date of a schedule, computed as Prefect's server does."""
     from prefect.server.schemas import schedules as served
 
     same: Any = TypeAdapter(served.SCHEDULE_TYPES).validate_python(rule.model_dump())

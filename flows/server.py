@@ -80,7 +80,6 @@ def check_home() -> None:
 
 
 def _write_error(folder: Path) -> OSError | None:
-    """Return the error of a folder that cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:

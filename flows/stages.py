@@ -21,7 +21,7 @@ from flowmill.configs.registry import imported
 from flowmill.flows import process_state
 from flowmill.flows.cancellation import check_cancelled
 from flowmill.flows.requests import StageRequest
-from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
+from flowmill.flows.scheduled_runs import scheduled, turn
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.execution.executor import Listener
 from flowmill.tasks.execution.jobs import JobSpec, run_of_job
@@ -105,7 +105,6 @@ class TaskExecutor:
     """Runs shards as Prefect tasks: on ranks, in this thread, or on the task runner of threads, of Dask or of Ray."""
 
     def __init__(self, session: Session) -> None:
-        """Bind to the session of a run; no task runner is started yet."""
         self._session, self._section = session, session.context.config.execution
         self._runner = make_runner(self._section)
         self._stack = ExitStack()
@@ -212,7 +211,6 @@ def run_stage(session: Session, node: Node, *, force: bool = False) -> tuple[Art
 
     Args:
         session: of the run.
-        node: the stage.
         force: make another attempt although the artifact is complete.
 
     Returns:
@@ -250,15 +248,10 @@ def run_on_ranks(run: StageRun, ranks: RankExecutor, shards: Sequence[Shard], li
 
 
 def _stage_flow(name: str) -> Flow[..., Any]:
-    """Return the flow that runs one stage of an existing run."""
-
     @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
-        with scheduled(request) as result:
-            make_up_for_missed()
-            result.value = _run_stage(name, request)
-        return result.value
+        return scheduled(request, lambda: _run_stage(name, request))
 
     return stage_of_run
 
@@ -279,14 +272,12 @@ def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
         )
         with process_state.opened(context) as session:
             nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-            results = [_result(session, node, force=request.force and node.stage == name) for node in nodes]
+            results = []
+            for node in nodes:
+                ref, reused = run_stage(session, node, force=request.force and node.stage == name)
+                results.append(describe_stage(context, node, ref, reused=reused))
     log_side_evaluations(context)
     return results
-
-
-def _result(session: Session, node: Node, *, force: bool) -> StageResult:
-    ref, reused = run_stage(session, node, force=force)
-    return describe_stage(session.context, node, ref, reused=reused)
 
 
 FLOWS = {name: _stage_flow(name) for name in STAGES}

@@ -26,7 +26,6 @@ class Subject:
     """The flow parameters of one requested deployment."""
 
     usual: Mapping[str, Any]
-    """Parameters in ``prefect.yaml``."""
     there: Mapping[str, Any] | None
     """Current parameters of an existing deployment; None for a new one."""
     requested: Mapping[str, Any]
@@ -52,7 +51,6 @@ def usual_subject(subjects: Sequence[Subject], *, here: bool) -> Mapping[str, An
     It is the run of the config that the command names, else the only run in the store.
 
     Args:
-        subjects: the deployments.
         here: whether their workers see this machine's files; containers do not.
     """
     new = [each for each in subjects if each.there is None and "run" in each.usual and "run" not in each.requested]
@@ -74,7 +72,6 @@ def check_subjects(subjects: Sequence[Subject], *, here: bool) -> None:
     A run may be missing if the same command deploys the config that creates it.
 
     Args:
-        subjects: the deployments.
         here: see ``usual_subject``; configs and stores that cannot be read here are not checked.
     """
     touched = [each.parameters for each in subjects if each.changes]
@@ -105,7 +102,6 @@ def checked_config(request: Mapping[str, Any]) -> RunConfig:
 
 
 def _distinct(touched: Sequence[Mapping[str, Any]], subject: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the requests with distinct subjects, the first of each."""
     seen = set()
     for request in touched:
         key = tuple(str(request.get(name)) for name in (subject, "root", "name", "overrides"))

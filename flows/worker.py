@@ -16,7 +16,6 @@ class SaidOnce(logging.Filter):
     """Drops a message of an attempt that was logged before."""
 
     def __init__(self) -> None:
-        """Start with no message."""
         super().__init__()
         self._said: set[str] = set()
 

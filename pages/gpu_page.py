@@ -47,6 +47,11 @@ def gigabytes(number: float) -> str:
     return f"{number / 1e9:.1f}"
 
 
+def line(cells: Sequence[str]) -> str:
+    """Return a row of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
 def memory_of(config: RunConfig, *, compared: bool = False) -> Memory:
     """Return the memory of a config with its rewards; compared: with the base model, if its algorithm says so."""
     plan = RunPlan(config)
@@ -61,7 +66,7 @@ def memory_row(preset: str) -> str:
     one, eight = (memory_of(load_config(path, extra)) for extra in ((), EIGHT))
     phases = [gigabytes(one.phases[name]) if name in one.phases else "" for name in PHASES]
     cells = [f"`{preset}`", f"{one.parameters / 1e9:.1f}", *phases, smallest(one), gigabytes(eight.phases["optimize"])]
-    return "| " + " | ".join(cells) + " |"
+    return line(cells)
 
 
 def language_row(preset: str) -> str:
@@ -69,7 +74,7 @@ def language_row(preset: str) -> str:
     config = load_config(ROOT / "configs" / f"{preset}.yaml")
     memory = memory_of(config, compared=True)
     phases = [gigabytes(memory.phases[name]) if name in memory.phases else "" for name in LANGUAGE_PHASES]
-    return "| " + " | ".join([f"`{preset}`", f"{memory.parameters / 1e9:.1f}", *phases, smallest(memory)]) + " |"
+    return line([f"`{preset}`", f"{memory.parameters / 1e9:.1f}", *phases, smallest(memory)])
 
 
 def quantized_row(preset: str) -> str:
@@ -81,7 +86,7 @@ def quantized_row(preset: str) -> str:
         config = load_config(path, (*_LEAST, both, *(["model.lora={}"] if texts else [])))
         memory = memory_of(config, compared=texts)
         cells.append(f"{gigabytes(max(memory.phases.values()))}: {smallest(memory)}")
-    return "| " + " | ".join(cells) + " |"
+    return line(cells)
 
 
 def smallest(memory: Memory) -> str:
@@ -102,26 +107,24 @@ def traffic_row(preset: str) -> str:
         # A ring sends a tensor that is added up twice, one that is put together or taken apart once.
         sent = sum(count * (2 if kind == "all-reduce" else 1) for kind, count in said.items())
         cells += [gigabytes(sent), f"{sent / INSIDE:.2f}", f"{sent / BETWEEN:.2f}"]
-    return "| " + " | ".join(cells) + " |"
+    return line(cells)
 
 
 def tables(rows: Sequence[str]) -> dict[str, list[str]]:
     """Return the tables as lines, by the name of their place."""
-    head = [
-        "preset",
-        "billion parameters",
-        *PHASES,
-        "one GPU of",
-        "optimize on 8, fsdp",
-    ]
-    links = ["preset", "ddp, GB", "s inside", "s between", "fsdp, GB", "s inside", "s between"]
-    first = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows]
-    phases = ["preset", "billion parameters", *LANGUAGE_PHASES, "one GPU of"]
-    third = ["| " + " | ".join(phases) + " |", "|" + "---|" * len(phases), *map(language_row, LANGUAGE)]
-    second = ["| " + " | ".join(links) + " |", "|" + "---|" * len(links), *(traffic_row(preset) for preset in TRAFFIC)]
-    quantized = ["preset", "dtype of the preset", "int8, float8", "int4", "nf4"]
-    fourth = ["| " + " | ".join(quantized) + " |", "|" + "---|" * len(quantized), *map(quantized_row, QUANTIZED)]
-    return {"memory": first, "language": third, "quantized": fourth, "traffic": second}
+    heads = {
+        "memory": ["preset", "billion parameters", *PHASES, "one GPU of", "optimize on 8, fsdp"],
+        "language": ["preset", "billion parameters", *LANGUAGE_PHASES, "one GPU of"],
+        "quantized": ["preset", "dtype of the preset", "int8, float8", "int4", "nf4"],
+        "traffic": ["preset", "ddp, GB", "s inside", "s between", "fsdp, GB", "s inside", "s between"],
+    }
+    written = {
+        "memory": rows,
+        "language": map(language_row, LANGUAGE),
+        "quantized": map(quantized_row, QUANTIZED),
+        "traffic": map(traffic_row, TRAFFIC),
+    }
+    return {name: [line(head), "|" + "---|" * len(head), *written[name]] for name, head in heads.items()}
 
 
 def main() -> None:

@@ -37,11 +37,9 @@ class Deviation:
     """One line of a preset's head."""
 
     published: str
-    """The published value."""
     ours: str
     """The preset's value, or the behavior where configs have no such setting."""
     reason: str
-    """Why."""
 
 
 def shown(value: Any) -> str:

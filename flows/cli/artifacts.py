@@ -22,7 +22,6 @@ def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter,
     """Print one line for each artifact of the newest epochs, and one for each stage of earlier epochs.
 
     Args:
-        store: the store.
         runs: only artifacts of these runs; of all runs when empty.
         listed: filter of the entries.
         as_json: print JSON, of all epochs.
@@ -41,7 +40,6 @@ def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter,
 
 
 def _of_runs(item: dict[str, Any], runs: Sequence[str]) -> dict[str, Any]:
-    """Return an artifact with only its epochs in the named runs."""
     return {**item, "epochs": {run: epochs for run, epochs in item["epochs"].items() if not runs or run in runs}}
 
 

@@ -131,7 +131,7 @@ def _estimate(
 def _print_cost(cost: Cost, epochs: int, totals: dict[str, int]) -> None:
     """Print the cost of a run, and of all runs together if there are several; add it to their totals."""
     together = ["with the runs before it"] if totals else []
-    table = Table("quantity", "per epoch", "whole run", *together, title="Cost", title_justify="left")
+    table = Table("quantity", "per epoch", "whole run", *together, title="Cost")
     count = "{:,}".format
     of_epochs = [
         ("samples generated", cost.samples_per_epoch),
@@ -164,9 +164,7 @@ def _print_cost(cost: Cost, epochs: int, totals: dict[str, int]) -> None:
 def _print_scoring(times: Sequence[ScoringTime]) -> None:
     if not times:
         return
-    table = Table(
-        "reward", "per sample", "per epoch", "at a time", title="Scoring, by a made-up sample", title_justify="left"
-    )
+    table = Table("reward", "per sample", "per epoch", "at a time", title="Scoring, by a made-up sample")
     for each in times:
         table.add_row(
             each.reward, f"{each.seconds:.2g} s", f"{duration(each.seconds * each.samples)} of CPU", str(each.workers)
@@ -178,7 +176,7 @@ def _print_idle(config: RunConfig, parts: Sequence[Idle]) -> None:
     if not parts:
         return
     title = f"Idle share of {config.execution.ranks} processes"
-    table = Table("stage", "parts", "idle", title=title, title_justify="left")
+    table = Table("stage", "parts", "idle", title=title)
     for each in parts:
         table.add_row(each.stage, f"{each.parts:,}", f"{each.share:.0%}")
     print_table(table)
@@ -214,7 +212,7 @@ def _print_memory(memory: Memory) -> None:
         f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
     )
     phases = memory.phases
-    table = Table("memory per rank, estimated", *phases, title="Memory", title_justify="left")
+    table = Table("memory per rank, estimated", *phases, title="Memory")
     for label, usage in memory.lines.items():
         table.add_row(label, *(size(usage[phase]) if phase in usage else "" for phase in phases))
     table.add_row("together", *map(size, phases.values()))

@@ -23,7 +23,6 @@ class ResolvedRequest:
     config: RunConfig
     """The config, with the epochs that the run will have."""
     request: PipelineRequest
-    """The equivalent request of the flow."""
     run: RunContext | None
     """The run, if it exists with the same settings."""
     conflicts: tuple[str, ...]

@@ -63,7 +63,7 @@ def _diff(first: str, second: str, *, root: str, as_json: bool) -> None:
 def _print(first: str, second: str, difference: RunDifference) -> None:
     from flowmill.tasks.metrics.evaluations import flat
 
-    settings = Table("setting", first, second, title="Settings", title_justify="left")
+    settings = Table("setting", first, second, title="Settings")
     for key, (one, other) in difference.settings.items():
         settings.add_row(key, str(one), str(other))
     if difference.settings:
@@ -72,13 +72,13 @@ def _print(first: str, second: str, difference: RunDifference) -> None:
         console.print("Their settings are the same.")
     for sentence in difference.contents:
         console.print(f"{sentence[0].upper()}{sentence[1:]}")
-    artifacts = Table("stage", "shared", f"only {first}", f"only {second}", title="Artifacts", title_justify="left")
+    artifacts = Table("stage", "shared", f"only {first}", f"only {second}", title="Artifacts")
     for stage, shared in difference.shared.items():
         artifacts.add_row(stage, str(shared), *(str(count) for count in difference.own[stage]))
     print_table(artifacts)
     if difference.parts_at is not None:
         console.print(f"They part at {difference.parts_at}.")
-    figures = Table("epoch", "prompts", "reward", "figure", first, second, title="Evaluations", title_justify="left")
+    figures = Table("epoch", "prompts", "reward", "figure", first, second, title="Evaluations")
     for epoch, both in difference.figures.items():
         one, other = map(flat, both)
         for name in {**one, **other}:

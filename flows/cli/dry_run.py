@@ -29,12 +29,12 @@ def _forecast(resolved: ResolvedRequest) -> None:
     with without_collecting():
         from flowmill.tasks.checks.stage_forecast import forecast
 
-        estimate = forecast(resolved.config, resolved.run)
+        stages = forecast(resolved.config, resolved.run)
     name = resolved.config.run.name
-    title = f"{name}: {estimate.due} artifacts to compute"
+    due = sum(stage.due for stage in stages)
+    title = f"{name}: {due} artifacts to compute"
     table = Table("stage", "found", "reused", "to compute", "model rows", "time", "first reason", title=title)
-    table.title_justify = "left"
-    for stage in estimate.stages:
+    for stage in stages:
         rows = "" if stage.rows is None else f"{stage.rows:,}"
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
         counts = (stage.fresh, stage.reused, stage.due)
@@ -48,5 +48,5 @@ def _forecast(resolved: ResolvedRequest) -> None:
         )
         for line in resolved.conflicts:
             console.print(f"  {line}")
-    elif not estimate.due:
+    elif not due:
         console.print("Nothing to do: everything this config asks for is committed.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -17,17 +16,6 @@ from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.options import AsJson, Long
 from flowmill.flows.console import console, print_json, print_table
 from flowmill.tasks.inputs.policy_kind import kind_name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Preset:
-    preset: str
-    kind: str
-    family: str
-    model: str
-    algorithm: str
-    memory: str
-    description: str
 
 
 def presets_command(
@@ -54,18 +42,18 @@ def presets_command(
         _show(name, as_json=as_json)
         return
     every = [_preset(name) for name in presets()]
-    kinds = {preset.kind: None for preset in every}
+    kinds = {preset["kind"]: None for preset in every}
     if kind is not None and kind not in kinds:
         raise ConfigError(f"--kind '{kind}': there is no such kind. {did_you_mean(kind, kinds)}")
     matches = [
         preset
         for preset in every
-        if kind in (None, preset.kind)
-        and (model or "").casefold() in f"{preset.model} {preset.family}".casefold()
-        and (memory is None or _gigabytes(preset.memory) <= memory)
+        if kind in (None, preset["kind"])
+        and (model or "").casefold() in f"{preset['model']} {preset['family']}".casefold()
+        and (memory is None or _gigabytes(preset["memory"]) <= memory)
     ]
     if as_json:
-        print_json([asdict(preset) for preset in matches])
+        print_json(matches)
         return
     if not matches:
         console.print("No preset matches. 'flowmill presets' lists all.")
@@ -73,7 +61,7 @@ def presets_command(
     columns = ("preset", "model", "algorithm", "memory", *(("kind", "family", "description") if long else ()))
     table = Table(*columns, box=None, pad_edge=False)
     for each in matches:
-        cells = asdict(each) if long else {**asdict(each), "model": each.model.rpartition("/")[2]}
+        cells = each if long else {**each, "model": each["model"].rpartition("/")[2]}
         table.add_row(*(cells[column] for column in columns))
     print_table(table, cut=("model",), complete=long)
 
@@ -81,25 +69,25 @@ def presets_command(
 def _show(name: str, *, as_json: bool) -> None:
     text = preset_text(preset_files(name)[0].removesuffix(".yaml"))
     if as_json:
-        print_json({**asdict(_preset(name)), "text": text})
+        print_json({**_preset(name), "text": text})
         return
     for line in text.splitlines():
         say(line)
     say(f"run it: {command('flowmill', 'run', name)}; copy it: {command('flowmill', 'init', name)}")
 
 
-def _preset(name: str) -> _Preset:
+def _preset(name: str) -> dict[str, str]:
     config = load_config(name)
     build = config.model.build
-    return _Preset(
-        preset=name,
-        kind=kind_name(config),
-        family=config.model.policy,
-        model=str(config.model.path) if build is None else f"{config.model.policy}, built",
-        algorithm=config.optimize.algorithm.name,
-        memory=preset_gpu(name),
-        description=preset_line(name),
-    )
+    return {
+        "preset": name,
+        "kind": kind_name(config),
+        "family": config.model.policy,
+        "model": str(config.model.path) if build is None else f"{config.model.policy}, built",
+        "algorithm": config.optimize.algorithm.name,
+        "memory": preset_gpu(name),
+        "description": preset_line(name),
+    }
 
 
 def _gigabytes(memory: str) -> float:

@@ -101,7 +101,7 @@ def _commit(request: RateRequest, context: RunContext) -> None:
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left")
+    table = Table(*(rows[0] if rows else ()), title=title)
     for row in rows:
         table.add_row(
             *("" if each is None else f"{each:.3g}" if isinstance(each, float) else str(each) for each in row.values())

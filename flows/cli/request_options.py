@@ -54,7 +54,6 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(name: str, field: FieldInfo, line: CommandLine) -> Parameter:
-    """Return the parameter for Typer of a field."""
     limits = {side: getattr(each, key) for each in field.metadata for side, key in _LIMITS if hasattr(each, key)}
     settings: dict[str, Any] = {"help": " ".join((field.description or "").split()), "metavar": line.metavar, **limits}
     option = str(line.name)

@@ -135,7 +135,6 @@ def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool)
 
 @contextlib.contextmanager
 def _progress_noted(context: RunContext) -> Iterator[None]:
-    """Add the run's progress to the exit of a signal."""
     try:
         yield
     except StopSignal as stop:

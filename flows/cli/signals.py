@@ -74,7 +74,6 @@ def _not_lost(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def _send_again(number: int) -> None:
-    """Send a signal to this process after a short delay."""
     again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
     _due[number] = again

@@ -84,7 +84,6 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
 
 
 def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
-    """Return the stages of the run that depend on a stage and are not fresh."""
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import due
 
@@ -122,7 +121,6 @@ def regenerate(
     """Rerun the stages of damaged artifacts, in the order of their runs.
 
     Args:
-        store: the store.
         damaged: artifact -> runs that name it.
         trust_store: run code and commands that only the store names.
     """

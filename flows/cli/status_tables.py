@@ -76,7 +76,7 @@ def _print_artifacts(artifacts: Sequence[Mapping[str, Any]], listed: EntryFilter
     left_out = (
         f" (--long lists {len(artifacts) - len(shown)} more, of other epochs)" if len(artifacts) > len(shown) else ""
     )
-    table = Table("epoch", "stage", "of", "artifact", title=f"Artifacts{left_out}", title_justify="left")
+    table = Table("epoch", "stage", "of", "artifact", title=f"Artifacts{left_out}")
     for each in sorted(shown, key=lambda each: -int(each["epoch"])):
         table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
     if shown:
@@ -91,7 +91,7 @@ def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
         of_epoch[stage["epoch"]] = min(of_epoch.get(stage["epoch"], "fresh"), stage["state"], key=_WORST.index)
     present = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
     title = f"Stages ({'; '.join(f'{state}: {Freshness(state).meaning}' for state in present)})"
-    table = Table("stage", *(f"{state} epochs" for state in present), title=title, title_justify="left")
+    table = Table("stage", *(f"{state} epochs" for state in present), title=title)
     for name, of_epoch in states.items():
         epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in present}
         table.add_row(name, *(Text(ranges(epochs[state]), _STYLES[state]) for state in present))
@@ -106,9 +106,7 @@ def _roots(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _print_evaluations(run: Mapping[str, Any], listed: EntryFilter) -> None:
     """Print the newest evaluations, the newest first, and one summary line per score of the earlier ones."""
-    table = Table(
-        "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
-    )
+    table = Table("epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations")
     evaluations = {int(epoch): {**splits, **_losses(run, epoch)} for epoch, splits in run["evaluations"].items()}
     recent = listed.recent(evaluations)
     for epoch in sorted(recent, reverse=True):

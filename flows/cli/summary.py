@@ -39,7 +39,7 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
     first, last = result["evaluations"][epochs[0]], result["evaluations"][epochs[-1]]
     exact = any("exact" in values for rewards in last.values() for values in rewards.values())
     columns = ["reward", "prompts", "mean", *(["exact match"] if exact else [])]
-    table = Table(*columns, title=f"{result['run']}, epoch 0 -> {epochs[-1]}", title_justify="left")
+    table = Table(*columns, title=f"{result['run']}, epoch 0 -> {epochs[-1]}")
     for split in ("train", "heldout"):
         for slot, after in last.get(split, {}).items():
             course = [first.get(split, {}).get(slot, {}), after]
@@ -51,7 +51,6 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
 
 
 def _print_best(config: RunConfig, result: Mapping[str, Any]) -> None:
-    """Print the best epoch, if there is a choice of trained ones."""
     best = best_of(config, {int(epoch): figures for epoch, figures in result["evaluations"].items()})
     last = max(map(int, result["evaluations"]))
     if best is None or best.count < 3:

@@ -76,7 +76,7 @@ def _print(name: str, outcomes: Sequence[Outcome]) -> None:
 
     figures = list(dict.fromkeys(figure for each in outcomes for figure in each.figures))
     scores_on = f", scores on {scored_on(outcomes)}" if figures else ""
-    table = Table("run", "epoch", *figures, title=f"{name}, best first{scores_on}", title_justify="left")
+    table = Table("run", "epoch", *figures, title=f"{name}, best first{scores_on}")
     for each in outcomes:
         scores = (f"{each.figures[figure]:.4g}" if figure in each.figures else "" for figure in figures)
         table.add_row(each.variant.name, str(each.epoch), *scores)
@@ -84,8 +84,7 @@ def _print(name: str, outcomes: Sequence[Outcome]) -> None:
 
 
 def _print_over_seeds(summaries: Sequence[SeedSummary]) -> None:
-    """Print a line for each figure of each setting."""
-    table = Table("settings", "seeds", "figure", "mean", "95 % interval", title="Over seeds", title_justify="left")
+    table = Table("settings", "seeds", "figure", "mean", "95 % interval", title="Over seeds")
     for each in summaries:
         settings = " ".join(f"{key}={value}" for key, value in each.settings.items()) or "all"
         for figure, (mean, low, high) in each.figures.items():

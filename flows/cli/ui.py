@@ -71,7 +71,6 @@ def ui_command(
 
 
 def _mlflow_command(uri: str, port: int) -> list[str]:
-    """Return the command of the MLflow server of a store."""
     from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
 
     return [

@@ -46,7 +46,6 @@ def _missing(facts: Trained, data: DataSection) -> Iterator[Refusal]:
 
 
 def _without_use(config: RunConfig) -> Iterator[Refusal]:
-    """Yield settings that act on rollouts."""
     for setting, value in set_settings(config, "monitors render optimize.replay execution.ahead"):
         if value:
             yield Refusal(setting, _ACTS, "Remove it", setting)
@@ -57,7 +56,6 @@ def _without_use(config: RunConfig) -> Iterator[Refusal]:
 
 
 def _images(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusal]:
-    """Yield settings of images that the model does not take."""
     spec, policy = plan.family_spec, plan.config.model.policy
     if data.buckets and (not spec.any_size or plan.config.model.frames > 1):
         yield Refusal(
@@ -92,7 +90,6 @@ def _images(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusa
 
 
 def _variants(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusal]:
-    """Yield changes of samples or captions where they cannot be made."""
     config, requires = plan.config, facts.requires
     names = "data.flip data.crop data.captions data.empty_captions data.prior"
     used = [name for name, value in set_settings(config, names) if value not in (False, "center", "one", 0.0)]

@@ -20,7 +20,6 @@ from flowmill.tasks.inputs.row_tokens import image_tokens, text_tokens
 
 
 def _sharding(config: RunConfig) -> Iterator[Refusal]:
-    """Yield settings of processes that share the weights."""
     execution, ranks = config.execution, config.execution.ranks
     strategy, sharded, size = execution.strategy, execution.strategy == "fsdp", execution.fsdp_size
     whole = f"execution.strategy '{strategy}' keeps whole weights on every rank"
@@ -61,7 +60,6 @@ def _sharding(config: RunConfig) -> Iterator[Refusal]:
 
 
 def _split_tokens(config: RunConfig) -> Iterator[Refusal]:
-    """Yield settings of processes that share the tokens of each row."""
     model, ranks, degree = config.model, config.execution.ranks, config.execution.context_parallel
     if ranks % degree:
         yield Refusal(

@@ -99,7 +99,6 @@ def check_render(plan: RunPlan) -> None:
 
 
 def _check_drawer(plan: RunPlan) -> None:
-    """Check the image model as the model of a run."""
     drawer = plan.drawer
     try:
         check_model(drawer)

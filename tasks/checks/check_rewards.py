@@ -114,7 +114,6 @@ def _check_sources(section: RewardSection, config: RunConfig) -> None:
 
 
 def _check_every_source(config: RunConfig) -> None:
-    """Refuse a source whose prompts no reward scores."""
     for source in config.prompts.sources:
         if not any(not section.sources or source.name in section.sources for section in config.rewards):
             raise ConfigError(
@@ -138,7 +137,6 @@ def _check_labels(sections: Sequence[RewardSection]) -> None:
 
 
 def _check_watched(config: RunConfig) -> None:
-    """Refuse settings of monitors and judges that would have no effect."""
     watched = [("monitors", section) for section in config.monitors]
     for place, section in [*watched, *(("evaluate.judges", section) for section in config.evaluate.judges)]:
         for name, nothing in _OPTIMIZED.items():

@@ -24,7 +24,6 @@ class Idle:
     """Idle time of a stage."""
 
     stage: str
-    """Its name."""
     parts: int
     """Number of shards, or of micro-batches per update."""
     share: float
@@ -37,7 +36,6 @@ class Dealt(NamedTuple):
     ends: Sequence[int]
     """End of each part, in samples."""
     batch: int
-    """Samples per batch."""
     times: int = 1
     """Number of repetitions of the whole work."""
 
@@ -91,44 +89,24 @@ def _processes(config: RunConfig, stage: str) -> int:
     return execution.ranks // (execution.context_parallel if stage == "optimize" else 1)
 
 
-def _encode(config: RunConfig, cost: Cost) -> Dealt:
-    return Dealt(encoding_cuts(sum(cost.prompts.values())), config.execution.encode_batch_size)
-
-
-def _rollout(config: RunConfig, cost: Cost) -> Dealt:
-    return Dealt(rollout_cuts(config), config.execution.rollout_batch_size)
-
-
-def _score(config: RunConfig, cost: Cost) -> Dealt:
-    return Dealt(rollout_cuts(config), 1)
-
-
-def _optimize(config: RunConfig, cost: Cost) -> Dealt:
+def _optimized(config: RunConfig, cost: Cost) -> Dealt:
     """Return the micro-batches of an update; ``notes.padding_notes`` covers their padding."""
     rows = cost.optimize_rows * config.run.epochs / max(1, cost.updates)
     return Dealt(range(1, math.ceil(rows / config.execution.micro_batch_size) + 1), 1)
 
 
-def _evaluate(config: RunConfig, cost: Cost) -> Dealt:
-    return Dealt(evaluation_cuts(config), config.execution.rollout_batch_size, _splits(cost))
-
-
-def _judge(config: RunConfig, cost: Cost) -> Dealt:
-    return Dealt(evaluation_cuts(config), 1, _splits(cost))
-
-
-def _splits(cost: Cost) -> int:
-    return sum(1 for split in ("train", "heldout") if cost.prompts[split])
+def _evaluated(config: RunConfig, cost: Cost, batch: int) -> Dealt:
+    return Dealt(evaluation_cuts(config), batch, sum(cost.prompts[split] > 0 for split in ("train", "heldout")))
 
 
 #: The divided work of each stage, in order of execution.
 _DEALT: Mapping[str, Callable[[RunConfig, Cost], Dealt]] = {
-    "encode": _encode,
-    "rollout": _rollout,
-    "score": _score,
-    "optimize": _optimize,
-    "evaluate": _evaluate,
-    "judge": _judge,
+    "encode": lambda config, cost: Dealt(encoding_cuts(sum(cost.prompts.values())), config.execution.encode_batch_size),
+    "rollout": lambda config, cost: Dealt(rollout_cuts(config), config.execution.rollout_batch_size),
+    "score": lambda config, cost: Dealt(rollout_cuts(config), 1),
+    "optimize": _optimized,
+    "evaluate": lambda config, cost: _evaluated(config, cost, config.execution.rollout_batch_size),
+    "judge": lambda config, cost: _evaluated(config, cost, 1),
 }
 #: Batch size settings of the stages that get notes.
 _BATCHES = {

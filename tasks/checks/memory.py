@@ -27,7 +27,9 @@ def estimate_memory(plan: RunPlan, *, reference: bool) -> Memory | None:
     Raises:
         NotMeasuredError: a class cannot run without its weights.
     """
-    policy = plan.kind.memory(plan, optimizer_sizes(plan.config), reference=reference)
+    optimizer = resolve(OPTIMIZERS, plan.config.optimize.optimizer, label="optimize.optimizer")
+    sizes = OptimizerSizes(moment_bytes=optimizer.moment_bytes, step_bytes=optimizer.step_bytes)
+    policy = plan.kind.memory(plan, sizes, reference=reference)
     return None if policy is None else with_rewards(plan.config, policy)
 
 
@@ -69,9 +71,3 @@ def memory_advice(memory: Memory, limit: int) -> list[str]:
     """Return the phases that need more than ``limit`` bytes per GPU, a line each with the changes that need less."""
     over = ((name, size) for name, size in memory.phases.items() if size > limit)
     return [f"{name}: {size / 1e9:.1f} GB. {REMEDIES[name]}" for name, size in over]
-
-
-def optimizer_sizes(config: RunConfig) -> OptimizerSizes:
-    """Return the properties of the configured optimizer that determine the memory of training."""
-    optimizer = resolve(OPTIMIZERS, config.optimize.optimizer, label="optimize.optimizer")
-    return OptimizerSizes(moment_bytes=optimizer.moment_bytes, step_bytes=optimizer.step_bytes)

@@ -11,7 +11,6 @@ from pathlib import Path
 from flowmill.configs import introspection
 from flowmill.configs.components import components
 from flowmill.configs.errors import ConfigError, FlowmillError, PromptError
-from flowmill.configs.model import ModelSection
 from flowmill.configs.overrides import blamed
 from flowmill.configs.path_types import looks_local
 from flowmill.configs.registry import unknown
@@ -73,19 +72,18 @@ def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str,
 
 def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
     """Return the tables of components by setting; list items share the setting of the list."""
-    solvers = SOLVERS
     return {
         "model.policy": POLICIES,
         "model.build": BUILDERS,
         "prompts.sampler": SAMPLERS,
         "rollout.sampler": KERNELS,
         "rollout.plan": PLANS,
-        "rollout.solver": solvers,
+        "rollout.solver": SOLVERS,
         "rollout.store": TRAJECTORY_STORES,
         "rollout.engine": CHAIN_ENGINES,
         "rollout.tokens.engine": ENGINES,
         "advantage.estimator": introspection.table("flowmill.tasks.advantages.estimators:ESTIMATORS"),
-        "evaluate.solver": solvers,
+        "evaluate.solver": SOLVERS,
         "render.model.policy": POLICIES,
         "render.model.build": BUILDERS,
         "optimize.algorithm": algorithms_of(kind_name(config)),
@@ -114,16 +112,12 @@ def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
                 problem = f": {lacking}" if named.is_fit else f" '{named.path}' {lacking}{_SEEN_FROM}"
                 yield place, ConfigError(f"{place}{problem}")
             elif not named.is_file and ("ModelPlace" in named.kind or holds_model(Path(named.path))):
-                yield from ((place, error) for error in _unusable(Path(named.path), place))
-
-
-def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
-    """Yield the reason why a local model folder cannot be loaded; hub ids are skipped."""
-    try:
-        if folder.is_dir():
-            check_model_folder(folder, label=place)
-    except ConfigError as error:
-        yield error
+                try:
+                    # Hub ids are no folders.
+                    if Path(named.path).is_dir():
+                        check_model_folder(Path(named.path), label=place)
+                except ConfigError as error:
+                    yield place, error
 
 
 def _lacking(named: OptionPath) -> str:
@@ -136,11 +130,6 @@ def _lacking(named: OptionPath) -> str:
     return ""
 
 
-def _models(config: RunConfig) -> dict[str, ModelSection]:
-    """Return the models a config names, by setting."""
-    return {"model": config.model, **({} if config.render is None else {"render.model": config.render.model})}
-
-
 def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
     for key, source in {**config.prompts.lists("train"), **config.prompts.lists("heldout")}.items():
         if isinstance(source, str) and (not is_there(source) or _is_misspelled(source, folders)):
@@ -149,7 +138,8 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
                 "the config file."
             )
             yield key, PromptError(problem)
-    for where, model in _models(config).items():
+    models = {"model": config.model, **({} if config.render is None else {"render.model": config.render.model})}
+    for where, model in models.items():
         path = model.path
         if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
             problem = f"{where}.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"

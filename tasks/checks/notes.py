@@ -77,7 +77,6 @@ def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
 
 
 def _unwatched(config: RunConfig) -> list[str]:
-    """Return notes on missing monitors for rewards that policies tend to game."""
     present = {section.name for section in config.monitors}
     return [
         f"rewards: {why} ('{section.name}'). The monitor '{monitor}' tells when: monitors=[{{name: {monitor}}}]."
@@ -117,7 +116,6 @@ def _few_steps(plan: ResolvedConfig) -> list[str]:
 
 
 def _without_adapters(plan: ResolvedConfig) -> list[str]:
-    """Return notes on weights of a supported language model that get no adapters."""
     model = plan.config.model
     if model.lora is None or model.path is None or plan.family_spec.denoises:
         return []

@@ -27,13 +27,11 @@ class StageForecast:
     """One stage over all epochs."""
 
     stage: str
-    """Its name."""
     fresh: int
     """Artifacts that are up to date."""
     reused: int
     """Artifacts of other runs that can be reused."""
     due: int
-    """Artifacts to compute."""
     rows: int | None
     """Maximum number of rows through policy, critic and base model; None for stages that run none of them."""
     seconds: float | None
@@ -42,28 +40,15 @@ class StageForecast:
     """Reason why the first of them is due."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """A whole run."""
-
-    stages: tuple[StageForecast, ...]
-    """Stages in order of execution."""
-
-    @property
-    def due(self) -> int:
-        """Artifacts to compute."""
-        return sum(stage.due for stage in self.stages)
-
-
-def forecast(config: RunConfig, run: RunContext | None = None) -> Forecast:
-    """Return the work that ``flowmill run`` would do.
+def forecast(config: RunConfig, run: RunContext | None = None) -> tuple[StageForecast, ...]:
+    """Return the work that ``flowmill run`` would do, by stage in order of execution.
 
     Args:
         run: the run, if it exists with these settings.
     """
     if run is not None and finished_result(run) is not None:
         # A finished run ends here too, without checking or loading anything.
-        return Forecast(stages=_finished(config))
+        return _finished(config)
     from flowmill.tasks.checks.check import check_plan
 
     store = ArtifactStore(config.store)
@@ -72,7 +57,7 @@ def forecast(config: RunConfig, run: RunContext | None = None) -> Forecast:
     current = statuses(chain)
     names = list(dict.fromkeys(each.node.stage for each in current))
     of_stage = {name: [each for each in current if each.node.stage == name] for name in names}
-    return Forecast(stages=tuple(_stage(chain, name, of_stage[name], cost) for name in names))
+    return tuple(_stage(chain, name, of_stage[name], cost) for name in names)
 
 
 def _finished(config: RunConfig) -> tuple[StageForecast, ...]:

@@ -74,7 +74,6 @@ class ScoringTime:
     """Estimated scoring time of a reward."""
 
     reward: str
-    """Its label."""
     seconds: float
     """Seconds per artificial sample in one process."""
     samples: int
@@ -110,7 +109,6 @@ def time_rewards(plan: RunPlan, rewards: RewardCache, cost: Cost) -> list[Scorin
 
 
 def _tried(plan: RunPlan) -> list[tuple[RewardSection, Sequence[Prompt]]]:
-    """Return rewards, monitors and judges, each with the prompts of its trial."""
     config, prompts = plan.config, plan.prompts
     heldout = prompts["heldout"] or prompts["train"]
     listed = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]

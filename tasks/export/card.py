@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ class CardContent:
     """The content of a card, except for the usage."""
 
     config: RunConfig
-    """The run's config."""
     epoch: int
     """Epochs trained."""
     base: BaseModel
@@ -37,7 +36,6 @@ class CardContent:
     policy: str
     """``kind/id`` of the trained policy's artifact."""
     digest: str
-    """Digest of its content."""
     prompts: str
     """``kind/id`` of the prompts' artifact, which identifies prompts by content."""
     before: Figures
@@ -58,9 +56,10 @@ class CardContent:
 
 def model_card(content: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
+    title = f"{content.base.name.rpartition('/')[2]}, post-trained with {content.config.optimize.algorithm.name}"
     parts = [
         f"---\n{yaml_head(front(content))}---",
-        f"# {in_markdown(_title(content))}",
+        f"# {in_markdown(title)}",
         _summary(content),
         _results(content),
         _use(content, usage),
@@ -74,18 +73,19 @@ def front(content: CardContent) -> dict[str, Any]:
     """Return the front matter: the Hub's fields, then flowmill's own."""
     base, config = content.base, content.config
     stated = {"license": base.license.id, "license_name": base.license.name, "license_link": base.license.link}
+    source = "text" if image_column(config) is None else "image"
     hub = {"base_model": base.name, "base_model_relation": "adapter" if config.model.lora else "finetune"}
     return {
         # A folder's name could link to a stranger's repository of that name.
         **(hub if base.source == "hub" else {}),
         **{key: value for key, value in stated.items() if value is not None},
         "library_name": "diffusers",
-        "pipeline_tag": _pipeline_tag(config),
+        "pipeline_tag": f"{source}-to-{'video' if config.model.frames > 1 else 'image'}",
         "tags": [
             "flowmill",
             *(["reinforcement-learning"] if content.ingested is None else []),
             config.optimize.algorithm.name,
-            *_kind_tags(config),
+            *(["lora"] if config.model.lora else []),
         ],
         "flowmill": {
             "base_model": base.plain(),
@@ -117,11 +117,6 @@ def yaml_head(fields: Mapping[str, Any]) -> str:
     return yaml.safe_dump(fields, sort_keys=False, width=1000)
 
 
-def _title(content: CardContent) -> str:
-    name = content.base.name.rpartition("/")[2]
-    return f"{name}, post-trained with {content.config.optimize.algorithm.name}"
-
-
 def _summary(content: CardContent) -> str:
     config, base = content.config, content.base
     label = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
@@ -149,16 +144,17 @@ def _results(content: CardContent) -> str:
     if not content.after:
         return f"## Results\n\nThe policy after epoch {content.epoch} was not evaluated."
     section = content.config.evaluate
+    judges = {each.slot for each in section.judges}
     steps = section.steps or content.config.rollout.steps
     lines = ["## Results", "", "| prompts | reward | before | after |", "|---|---|---|---|"]
     for split, slots in content.after.items():
+        prompts = {"heldout": "held-out", "train": "training"}.get(split, in_markdown(split))
         for slot, values in slots.items():
             for figure, value in sorted(values.items(), reverse=True):
                 earlier = content.before.get(split, {}).get(slot, {}).get(figure)
                 shown = "not evaluated" if earlier is None else f"{earlier:.4g}"
-                lines.append(
-                    f"| {_split_name(split)} | {_slot_name(content.config, slot, figure)} | {shown} | {value:.4g} |"
-                )
+                reward = f"{in_code(slot)}{', a judge' if slot in judges else ''}, {in_markdown(figure)}"
+                lines.append(f"| {prompts} | {reward} | {shown} | {value:.4g} |")
     lines += [
         "",
         f"Each of {section.samples} samples, {steps} deterministic steps, with the same seeds before and after.",
@@ -179,32 +175,26 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     )
     lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
     if usage.base is not None and content.base.source != "hub":
-        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(content)}"]
-    lines += _strength(content.lora)
-    notes = [*usage.call.differences, *quantized_notes(content.config.model), *_solver_note(content.config)]
-    notes += _dtype_note(usage)
+        where = (
+            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
+        )
+        put = where if content.base.source in ("built", "file") else "put it, or a link to it, here."
+        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {put}"]
+    if (lora := content.lora) is not None:
+        lines += [
+            "",
+            f"Use the LoRA at strength 1 (rank {lora.rank}): the scale of training, alpha / rank = {lora.alpha} / "
+            f"{lora.rank} = {lora.alpha / lora.rank:g}, is folded into its tensors, so that "
+            "readers that know of no alpha get it too.",
+        ]
+    notes, solver = [*usage.call.differences, *quantized_notes(content.config.model)], content.config.evaluate.solver
+    if solver != "euler":
+        notes.append(f"The evaluation used the solver {in_code(solver)}; this call takes Euler steps.")
+    if usage.dtype != "float32":
+        notes.append(f"It decodes in {usage.dtype} and keeps latents in it; the evaluation did both in float32.")
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
-
-
-def _strength(lora: LoraSpec | None) -> Sequence[str]:
-    if lora is None:
-        return ()
-    return (
-        "",
-        f"Use the LoRA at strength 1 (rank {lora.rank}): the scale of training, alpha / rank = {lora.alpha} / "
-        f"{lora.rank} = {lora.alpha / lora.rank:g}, is folded into its tensors, so that "
-        "readers that know of no alpha get it too.",
-    )
-
-
-def _whereabouts(content: CardContent) -> str:
-    if content.base.source in ("built", "file"):
-        return (
-            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
-        )
-    return "put it, or a link to it, here."
 
 
 def quantized_notes(model: ModelSection) -> list[str]:
@@ -217,18 +207,6 @@ def quantized_notes(model: ModelSection) -> list[str]:
         for part, name in parts
         if name is not None
     ]
-
-
-def _solver_note(config: RunConfig) -> Sequence[str]:
-    if config.evaluate.solver == "euler":
-        return ()
-    return (f"The evaluation used the solver {in_code(config.evaluate.solver)}; this call takes Euler steps.",)
-
-
-def _dtype_note(usage: Usage) -> Sequence[str]:
-    if usage.dtype == "float32":
-        return ()
-    return (f"It decodes in {usage.dtype} and keeps latents in it; the evaluation did both in float32.",)
 
 
 def _origin(content: CardContent) -> str:
@@ -253,24 +231,6 @@ def _origin(content: CardContent) -> str:
             f"- Prompts: {in_code(content.prompts)}",
         ]
     )
-
-
-def _pipeline_tag(config: RunConfig) -> str:
-    target = "video" if config.model.frames > 1 else "image"
-    return f"{'text' if image_column(config) is None else 'image'}-to-{target}"
-
-
-def _kind_tags(config: RunConfig) -> list[str]:
-    return ["lora"] if config.model.lora else []
-
-
-def _split_name(split: str) -> str:
-    return {"heldout": "held-out", "train": "training"}.get(split, in_markdown(split))
-
-
-def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
-    judge = slot in {section.slot for section in config.evaluate.judges}
-    return f"{in_code(slot)}{', a judge' if judge else ''}, {in_markdown(figure)}"
 
 
 def plain_reward(section: RewardSection) -> Mapping[str, Any]:

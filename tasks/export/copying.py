@@ -16,6 +16,16 @@ from flowmill.tasks.runs.context import RunContext
 _ASIDE = ".flowmill-"
 
 
+def exported_files(context: RunContext, epoch: int | None) -> dict[str, Path]:
+    """Return the verified files of a run's export by name, the last one when ``epoch`` is None: only those that its
+    commit names."""
+    ref = context.chain.require(context.config.run.epochs if epoch is None else epoch, "export").ref
+    record = context.store.shards(ref)[0]
+    folder, below = context.store.folder(ref, record), f"{PIPELINE}/"
+    names = sorted(file.name for file in record.files if file.name.startswith(below))
+    return {name.removeprefix(below): folder / name for name in names}
+
+
 def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
     """Copy the exported model of a run, and return the number of its files.
 
@@ -23,17 +33,12 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
         epoch: the epoch; the run's last when None.
         to: a folder that does not exist yet, or is empty.
     """
-    last = context.config.run.epochs if epoch is None else epoch
-    ref = context.chain.require(last, "export").ref
-    record = context.store.shards(ref)[0]
-    folder = context.store.folder(ref, record)
-    names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
+    files = exported_files(context, epoch)
     with new_folder(to) as whole:
-        for name in names:
-            file = whole / name.removeprefix(f"{PIPELINE}/")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, file)
-    return len(names)
+        for name, file in files.items():
+            (whole / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, whole / name)
+    return len(files)
 
 
 @contextmanager

@@ -40,7 +40,6 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
 
 
 def _copy(component: Path, target: Path) -> None:
-    """Copy the files of a component, and resolve links."""
     for name in files_below(component):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(component / name, target / name)
@@ -73,7 +72,6 @@ def copy_licenses(base: Path, target: Path) -> None:
 
 
 def _list(target: Path, name: str, class_name: str) -> None:
-    """Add a diffusers component to a pipeline's index."""
     path = index_file(target)
     _write({**read_json(path), name: component_entry(path.name, name, "diffusers", class_name)}, path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flowmill.configs.errors import PublishError
 from flowmill.models.policies.pipeline_index import MODULAR, placed_index
-from flowmill.tasks.inputs.weight_sources import PIPELINE
+from flowmill.tasks.export.copying import exported_files
 from flowmill.tasks.runs.context import RunContext
 
 #: The folder of the card in its snippet.
@@ -25,15 +25,10 @@ def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
     Args:
         epoch: the epoch; the last when None.
     """
-    last = context.config.run.epochs if epoch is None else epoch
-    ref = context.chain.require(last, "export").ref
-    record = context.store.shards(ref)[0]
-    folder = context.store.folder(ref, record)
-    names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
-    links = [name for name in names if (folder / name).is_symlink()]
-    if links:
-        raise PublishError(f"'{folder / links[0]}' is a link, not the file that was exported. Nothing was published.")
-    return {name.removeprefix(f"{PIPELINE}/"): folder / name for name in sorted(names)}
+    files = exported_files(context, epoch)
+    if link := next((file for file in files.values() if file.is_symlink()), None):
+        raise PublishError(f"'{link}' is a link, not the file that was exported. Nothing was published.")
+    return files
 
 
 def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str | None) -> str:

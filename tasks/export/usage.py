@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ class Usage:
     loras: tuple[str, ...]
     """LoRA files, relative to the export; those of further denoisers are in a folder with the component's name."""
     dtype: str
-    """Dtype of the weights."""
     call: PipelineCall
     """Arguments and scheduler."""
     prompt: str
@@ -46,7 +44,9 @@ class Usage:
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON."""
-        scheduler, call = self.call.scheduler, self.call
+        chosen, call, scheduler = self.call.scheduler, self.call, None
+        if chosen is not None:
+            scheduler = {"class": chosen.name, "options": dict(chosen.options), "from_config": chosen.from_config}
         return {
             "pipeline": self.pipeline,
             **({} if call.blocks is None else {"blocks": call.blocks, "left_out_blocks": list(call.left_out)}),
@@ -55,7 +55,7 @@ class Usage:
             "missing_components": list(self.missing),
             "lora_files": list(self.loras),
             "dtype": self.dtype,
-            "scheduler": None if scheduler is None else _plain_scheduler(scheduler),
+            "scheduler": scheduler,
             **({} if call.guider is None else {"guider": dict(call.guider)}),
             "call": dict(call.arguments),
             **({"vae_tiling": True} if call.vae_tiling else {}),
@@ -72,7 +72,6 @@ class Usage:
         return self.call.last_frame and len(self.inputs) == 2
 
     def _prompt_files(self) -> dict[str, Any]:
-        """Return the prompt's input files; for a clip its frames."""
         if self.call.clip:
             return {"input_image": None, "input_video": list(self.inputs)}
         first = {"file": self.inputs[0], "size": self.call.image_size} if self.inputs else None
@@ -110,7 +109,9 @@ def snippet(usage: Usage) -> str:
     lines += ["pipe.vae.enable_tiling()"] * usage.call.vae_tiling
     lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
     lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
-    lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
+    arguments = usage.call.arguments.items()
+    written = [f"    {name}={in_python(each) if isinstance(each, str) else repr(each)}," for name, each in arguments]
+    lines += ["call = dict(", *written, ")"]
     lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
     started = "video=video, " if usage.call.clip else "image=image, "
     started += "last_image=last_image, " if usage.ends else ""
@@ -135,9 +136,10 @@ def _loading(usage: Usage) -> list[str]:
     place = "folder" if usage.base is None else "base"
     revision = "" if usage.revision is None else f"revision={in_python(usage.revision)}, "
     options = f"{revision}dtype=torch.{usage.dtype}"
+    absent = "".join(f", {name}=None" for name in usage.missing)
     lines = [] if usage.base is None else [f"base = {in_python(usage.base)}"]
     if usage.call.blocks is None:
-        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {options}{_absent(usage.missing)})"]
+        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {options}{absent})"]
     else:
         lines += [f"blocks = {usage.loader}()"]
         lines += [f"blocks.sub_blocks.pop({in_python(name)})" for name in usage.call.left_out]
@@ -151,17 +153,6 @@ def _loading(usage: Usage) -> list[str]:
         other = f", load_into_{component}=True" if component else ""
         lines.append(f"pipe.load_lora_weights(folder, weight_name={in_python(name)}{other})")
     return lines
-
-
-def _argument_lines(arguments: Mapping[str, Any]) -> list[str]:
-    return [
-        f"    {name}={in_python(value) if isinstance(value, str) else repr(value)},"
-        for name, value in arguments.items()
-    ]
-
-
-def _absent(names: tuple[str, ...]) -> str:
-    return "".join(f", {name}=None" for name in names)
 
 
 def _image_lines(usage: Usage) -> list[str]:
@@ -189,7 +180,3 @@ def _scheduler_code(choice: SchedulerChoice) -> str:
     if not choice.from_config:
         return f"{choice.name}({', '.join(options)})"
     return f"{choice.name}.from_config({', '.join(['pipe.scheduler.config', *options])})"
-
-
-def _plain_scheduler(choice: SchedulerChoice) -> Mapping[str, Any]:
-    return {"class": choice.name, "options": dict(choice.options), "from_config": choice.from_config}

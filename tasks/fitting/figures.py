@@ -108,7 +108,6 @@ def _ordered(values: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def _raters(rows: Sequence[Judgment], counted: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """Return the counted rows of each rater, by name."""
     by_rater: dict[str, list[int]] = {}
     for each in counted:
         by_rater.setdefault(rows[each].rater, []).append(each)

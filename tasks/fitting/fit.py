@@ -52,9 +52,7 @@ class FittedModel:
 
     ref: ArtifactRef
     folder: Path
-    """Its files on this machine."""
     summary: dict[str, Any]
-    """Its description."""
     new: bool
     """Whether it was fitted now."""
     named: str | None
@@ -118,7 +116,6 @@ def _split(config: FitConfig, judgments: Judgments, judged: Any, store: Artifact
 
 
 def _contents(config: FitConfig) -> dict[str, str]:
-    """Return the digest of each folder that options of the backbone name."""
     looked = {place.option: content_of(place, list) for place in places(config.backbone, BACKBONES, label="backbone")}
     return {option: content.digest for option, content in looked.items() if content is not None}
 
@@ -204,7 +201,6 @@ def _figures(
 
 
 def _counted(judgments: Judgments, apart: list[bool], judged: str) -> dict[str, Any]:
-    """Return the counts and sources of the judgments."""
     return {
         "kind": "ratings" if judgments.rated else "preferences",
         "judged": judged,

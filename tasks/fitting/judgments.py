@@ -189,7 +189,6 @@ def _read_artifact(judgments: Judgments, source: str, judged: Judged, store: Art
 
 
 def _samples(store: ArtifactStore, ref: ArtifactRef, selected: set[str], judged: Judged) -> Iterator[tuple[str, Any]]:
-    """Yield the content of some samples of an artifact."""
     store.require(ref)
     for record in store.shards(ref):
         # By the files: a manifest in a store may name code.

@@ -89,9 +89,7 @@ class Fit:
     layers: nn.Sequential
     """The head; after training its scores are logits with mean 0 over the training media, or ratings."""
     inputs: JudgedInputs
-    """Inputs of the head."""
     judged: Examples
-    """The judgments to train on."""
     log_tie: nn.Parameter | None
     """() log(nu) of Davidson's model."""
 
@@ -212,7 +210,6 @@ def _state(layers: nn.Sequential, further: list[nn.Parameter], section: Optimize
 
 
 def _batch(device: torch.device, units: Units) -> Batch:
-    """Return the judgments of a micro-batch, by their keys."""
     count = len(units.rows)
     ones, zeros = torch.ones(count, device=device), torch.zeros(count, dtype=torch.int64)
     return Batch(

@@ -26,7 +26,6 @@ class License:
     name: str | None = None
     """Name of a license that the Hub does not list."""
     link: str | None = None
-    """Location of the license text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,6 @@ class BaseModel:
     revision: str | None
     """Commit of the Hub's repository."""
     license: License
-    """Its license."""
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON."""

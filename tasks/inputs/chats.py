@@ -117,7 +117,6 @@ def _whole(before: Sequence[Message], value: Any, name: str) -> list[Message]:
 
 
 def _alone(sample: DataFile) -> DataFile:
-    """Return a chat of a prompt and an answer as the text of the answer."""
     text = messages_of(sample)[-1].text
     return DataFile(name=sample.name, key=hash_text(text), text=text)
 
@@ -169,7 +168,6 @@ def _message(value: Any, name: str) -> Message:
 
 
 def _text(content: Any, name: str) -> str:
-    """Return the text of a content, which may consist of several parts."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     for part in parts:
         if not _is_text(part):

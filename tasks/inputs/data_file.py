@@ -15,7 +15,6 @@ class DataFile:
     """The content of one sample of data; it is read on demand."""
 
     name: str
-    """Name for messages."""
     key: str = ""
     """Identity of the content; empty for a file that was not read yet."""
     text: str | None = None

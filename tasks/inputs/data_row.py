@@ -114,9 +114,6 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
     """Return a row of a section; raise DataError or PromptError if it cannot be used.
 
     Args:
-        row: its columns.
-        section: the section.
-        place: its location.
         texts: all samples are texts, whatever they end in.
     """
     prompt, samples, columns = _contents(row, section, place, texts)
@@ -182,7 +179,6 @@ def _repeats(section: DataSection, place: RowLocation, sample: DataFile) -> int:
 def _contents(
     row: Mapping[str, Any], section: DataSection, place: RowLocation, texts: bool
 ) -> tuple[Any, tuple[DataFile, ...], tuple[str, ...]]:
-    """Return prompt and samples of a row, and the columns of the samples."""
     if section.messages is not None:
         check_columns(row, str(place))
         prompt, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")

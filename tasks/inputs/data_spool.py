@@ -32,7 +32,6 @@ class Spool:
     """Lists of JSON texts, and digests that must not repeat."""
 
     def __init__(self) -> None:
-        """Create an empty one."""
         # Threads of one process share it; SQLite has them wait for each other.
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._file.executescript(_TABLES)
@@ -75,7 +74,6 @@ class Spooled(Sequence[_Item]):
     """A list in a database."""
 
     def __init__(self, file: sqlite3.Connection, table: Table, count: int, create: Callable[[Any], _Item]) -> None:
-        """Bind to a table of so many items."""
         self._file, self._table, self._count, self._create = file, table, count, create
 
     def __len__(self) -> int:

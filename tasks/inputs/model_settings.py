@@ -10,6 +10,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError, PromptError
 from flowmill.configs.model_families import families
+from flowmill.configs.path_types import looks_local
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.films import is_film
@@ -22,7 +23,6 @@ from flowmill.models.policies.pipeline import PipelinePolicy
 from flowmill.models.policies.pipeline_configs import whole
 from flowmill.models.quickstart import BUILDERS
 from flowmill.tasks.inputs.clip_settings import check_clips
-from flowmill.tasks.inputs.model_source import check_source
 from flowmill.tasks.inputs.prompt_rows import readable
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.quantize_settings import check_quantize
@@ -36,7 +36,7 @@ _OVERFLOWING = frozenset({"z_image"})
 
 def check_model(plan: ResolvedConfig) -> None:
     """Check the source of the model and its call options."""
-    check_source(plan)
+    _check_source(plan)
     _check_images(plan)
     if plan.config.model.policy not in POLICIES:
         return
@@ -49,6 +49,23 @@ def check_model(plan: ResolvedConfig) -> None:
     _check_attention(plan)
     check_quantize(plan)
     _check_precision(plan)
+
+
+def _check_source(plan: ResolvedConfig) -> None:
+    """Check that the start weights of a run exist and fit the configured model."""
+    model, lora = plan.config.model, plan.config.model.lora
+    build, path = model.build, model.path
+    if build is not None:
+        create(BUILDERS, build.name, build.options, label="model.build")
+    if path is not None and looks_local(path) and not Path(path).is_dir():
+        raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
+    if model.single_files:
+        # Names and sizes of tensors are compared; nothing is converted.
+        folder = Path(str(path)).expanduser()
+        plan.family.check_single_files(model.single_files, folder if folder.is_dir() else None)
+    if lora is not None and lora.start is not None:
+        # Reading the start adapters checks them.
+        _ = plan.lora
 
 
 def _check_base(plan: ResolvedConfig) -> None:
@@ -74,7 +91,6 @@ def _check_base(plan: ResolvedConfig) -> None:
 
 
 def _check_built(family: type[PipelinePolicy], built: str | None) -> None:
-    """Check that a builder makes the pipeline of the configured family."""
     pipeline = None if built is None else resolve(POLICIES, built, label="model.build.options.family").pipeline_name
     if pipeline is not None and pipeline != family.pipeline_name:
         raise ConfigError(
@@ -230,7 +246,6 @@ def _check_chain(plan: ResolvedConfig) -> None:
 
 
 def _divisors(whole: int, near: int) -> str:
-    """Return the nearest divisors below and above a number, in words."""
     divisors = [each for each in range(1, whole + 1) if whole % each == 0]
     below, above = [n for n in divisors if n < near][-1:], [n for n in divisors if n > near][:1]
     return " and ".join(map(str, below + above))

@@ -42,7 +42,6 @@ class OptionPath:
     """A path or hub id that an option of a component names."""
 
     component: Component
-    """The component."""
     label: str
     """Role of the component, such as ``reward``."""
     option: str
@@ -75,7 +74,6 @@ class OptionPath:
         return str(named) if "ColumnFolderPlace" in self.kind else None
 
     def __str__(self) -> str:
-        """Return the subject of a sentence on it."""
         kind = "fit" if self.is_fit else "file at" if self.is_file else "folder at"
         return f"{self.label} '{self.component.name}': the {kind} '{self.path}' (option '{self.option}')"
 
@@ -94,7 +92,6 @@ def places(component: Component, table: Mapping[str, str], *, label: str) -> Ite
     """Yield the places that the options of a component name.
 
     Args:
-        component: the component.
         table: its table of import strings, by name.
         label: its role, for messages.
     """
@@ -157,7 +154,6 @@ def content_of(place: OptionPath, metadata: Callable[[], Metadata], *, deep: boo
     """Return the content of a place; None if it does not exist, cannot be read, or is a fit of a store.
 
     Args:
-        place: the place.
         metadata: returns the metadata of all prompts; called for places with a column only.
         deep: read all files again, see ``flowmill.storage.backends.file_hash_cache``.
     """
@@ -193,9 +189,6 @@ def _files(place: OptionPath, metadata: Callable[[], Metadata]) -> tuple[Path, l
     if place.column is not None:
         named = {row.get(place.column) for row in metadata()}
         return path, sorted(name for name in named if isinstance(name, str) and (path / name).is_file())
-    return path, model_files(path) if "ModelPlace" in place.kind else _visible_files(path)
-
-
-def _visible_files(folder: Path) -> list[str]:
-    """Return the files of a folder without hidden ones."""
-    return [name for name in files_below(folder) if not any(part.startswith(".") for part in name.split("/"))]
+    if "ModelPlace" in place.kind:
+        return path, model_files(path)
+    return path, [name for name in files_below(path) if not any(part.startswith(".") for part in name.split("/"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -118,12 +118,7 @@ def images_of(
             f"another column, or leave {setting} out."
         )
     sources = [_image(_file(name, place), place) for name in names]
-    return tuple(source for source, _ in sources), join_keys(key for _, key in sources)
-
-
-def join_keys(keys: Iterable[str]) -> str:
-    """Return one key for several images in order; for one image, its own key."""
-    return ",".join(keys)
+    return tuple(source for source, _ in sources), ",".join(key for _, key in sources)
 
 
 def split_keys(joined: str) -> list[str]:

@@ -28,23 +28,15 @@ SOURCE = "prompt_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One prompt with the other columns of its source."""
+class StoredPrompt:
+    """One row of a prompts artifact."""
 
+    id: str
+    """Identity of the prompt's group: a hash of text and metadata."""
     text: str
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns or keys, for rewards; also the content hash of start images."""
-    images: tuple[ImageSource, ...] = ()
-    """Files of the start images, in order."""
-    id: str = field(init=False)
-    """Identity of the prompt's group: a hash of text and metadata."""
-
-    def __post_init__(self) -> None:
-        """Compute the identity once, with a fast path without metadata: a list may hold a million prompts."""
-        plain = None if self.metadata else f"[{encode_basestring(self.text)},{{}}]"
-        digest = fingerprint([self.text, dict(self.metadata)]) if plain is None else hash_text(plain)
-        object.__setattr__(self, "id", digest[:16])
+    """Other columns of the source, for rewards; also the content hash of start images."""
 
     @property
     def condition(self) -> str:
@@ -53,20 +45,18 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPrompt:
-    """One row of a prompts artifact."""
+class Prompt(StoredPrompt):
+    """One prompt with the other columns of its source."""
 
-    id: str
-    """Group identity."""
-    text: str
-    """The prompt."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of the source."""
+    images: tuple[ImageSource, ...] = ()
+    """Files of the start images, in order."""
+    id: str = field(init=False)
 
-    @property
-    def condition(self) -> str:
-        """Key of the prompt's encoding, see ``condition_key``."""
-        return condition_key(self.text, self.metadata)
+    def __post_init__(self) -> None:
+        """Compute the identity once, with a fast path without metadata: a list may hold a million prompts."""
+        plain = None if self.metadata else f"[{encode_basestring(self.text)},{{}}]"
+        digest = fingerprint([self.text, dict(self.metadata)]) if plain is None else hash_text(plain)
+        object.__setattr__(self, "id", digest[:16])
 
 
 def stored_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,12 +112,9 @@ def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) 
         prompts = read_prompts(source, section, where=setting)
         if not section.sources:
             return prompts
-        all_prompts += [_of_source(prompt, _source_named(section, setting), setting) for prompt in prompts]
+        name = section.sources[int(setting.split(".")[2])].name
+        all_prompts += [_of_source(prompt, name, setting) for prompt in prompts]
     return _taking_turns(all_prompts) if split == "heldout" else all_prompts
-
-
-def _source_named(section: PromptsSection, setting: str) -> str:
-    return section.sources[int(setting.split(".")[2])].name
 
 
 def _of_source(prompt: Prompt, name: str, setting: str) -> Prompt:

@@ -34,7 +34,6 @@ def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
 
 
 def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
-    """Refuse held-out prompts that are also train prompts, ignoring case and spaces."""
     trained = {seen(prompt): prompt.text for prompt in train} if heldout else {}
     shared = sorted((prompt.text, trained[seen(prompt)]) for prompt in heldout if seen(prompt) in trained)
     if not shared:

@@ -161,16 +161,18 @@ def tensor_files(folder: Path, name: str) -> list[Path]:
 
 def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> Weights | None:
     """Return the weights to use for the requested ones of a policy; None for the base model itself."""
-    store.require(ref)
-    names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
+    names = _stored_names(store, ref)
     return next((each for each in (weights, Weights.TRAINED) if each.value in names), None)
+
+
+def _stored_names(store: ArtifactStore, ref: ArtifactRef) -> set[str]:
+    store.require(ref)
+    return {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
 
 
 def critic_files(store: ArtifactStore, ref: ArtifactRef) -> list[Path] | None:
     """Return the files of the critic trained with a policy, see ``tensor_files``; None if there is none yet."""
-    store.require(ref)
-    names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
-    return tensor_files(policy_folder(store, ref), CRITIC) if CRITIC in names else None
+    return tensor_files(policy_folder(store, ref), CRITIC) if CRITIC in _stored_names(store, ref) else None
 
 
 def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
@@ -180,9 +182,8 @@ def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
 
 
 def exported_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
-    """Return the verified local folder of a complete export."""
-    store.require(ref)
-    return store.folder(ref, store.shards(ref)[0]) / PIPELINE
+    """Return the verified local folder of the model in a complete export, or in a base model that was written."""
+    return policy_folder(store, ref) / PIPELINE
 
 
 def origin_of(store: ArtifactStore, scored: ArtifactRef) -> ArtifactRef:

@@ -22,7 +22,7 @@ from flowmill.tasks.metrics.evaluations import (
     scores_by_prompt,
     section_bounds,
 )
-from flowmill.tasks.metrics.monitors import monitor_alerts
+from flowmill.tasks.metrics.monitors import fallen_monitors
 from flowmill.tasks.metrics.rules import RULES, History
 from flowmill.tasks.runs.chain import Chain
 
@@ -45,7 +45,6 @@ class Alert:
     text: str
     """Evidence, meaning and remedy in words."""
     subject: str = ""
-    """The monitor or reward it concerns."""
 
     @property
     def label(self) -> str:
@@ -156,8 +155,8 @@ class Watcher:
 
 
 def _of_monitors(chain: Chain) -> Iterator[Alert]:
-    for alert in monitor_alerts(chain):
-        yield Alert(rule="monitor", subject=alert.monitor, epoch=alert.epoch, text=alert.text())
+    for monitor, epoch, text in fallen_monitors(chain):
+        yield Alert(rule="monitor", subject=monitor, epoch=epoch, text=text)
 
 
 def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:

@@ -21,7 +21,6 @@ class Best:
 
     epoch: int
     reward: float
-    """Its weighted mean reward."""
     count: int
     """Number of evaluations that it was chosen from."""
     figure: str

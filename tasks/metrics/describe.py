@@ -75,7 +75,6 @@ class StageResult:
     """The result of a stage, computed or already committed."""
 
     node: Node
-    """The stage."""
     artifact: str
     """``kind/id``."""
     means: Mapping[str, float]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from math import nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
@@ -157,23 +156,17 @@ def finished_evaluations(chain: Chain) -> list[int]:
     That evaluation remains a result of the run.
     """
     judged = {entry.epoch for entry in chain.run.entries() if entry.stage == "judge" and OF not in entry.slot}
-    return sorted(epoch for epoch in judged if epoch <= chain.config.run.epochs and _is_finished(chain, epoch))
-
-
-def _is_finished(chain: Chain, epoch: int) -> bool:
-    return all(chain.find(*node) is not None for node in chain.plan.evaluation(epoch))
+    reached = [epoch for epoch in sorted(judged) if epoch <= chain.config.run.epochs]
+    return [epoch for epoch in reached if all(chain.find(*node) for node in chain.plan.evaluation(epoch))]
 
 
 def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figures:
     figures: Figures = {}
     for slot, ref in rewards.items():
         manifest = store.manifest(ref)
-        for split, values in _ordered({} if manifest is None else manifest.summary):
+        # Train first.
+        summary = {} if manifest is None else manifest.summary
+        for split, values in sorted(summary.items(), key=lambda item: item[0] != "train"):
             if values:
                 figures.setdefault(split, {})[slot] = dict(values)
     return figures
-
-
-def _ordered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the prompt lists of a summary, train first."""
-    return sorted(summary.items(), key=lambda item: item[0] != "train")

@@ -6,129 +6,87 @@ reward hacking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flowmill.configs.errors import CorruptError
-from flowmill.configs.rewards import RewardSection
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.runs.chain import Chain
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorAlert:
-    """A monitor that fell while the optimized sum rose."""
-
-    monitor: str
-    """Its label."""
-    epoch: int
-    """The first epoch after which it shows."""
-    since: int
-    """The first epoch of the window."""
-    reward: tuple[float, float]
-    """Mean of the optimized sum over the first and over the last fourth of the window."""
-    value: tuple[float, float]
-    """Mean of the monitor over the same epochs."""
-
-    def text(self) -> str:
-        """Return it in words."""
-        return (
-            f"from epoch {self.since} to {self.epoch} the reward rose from {self.reward[0]:.4g} to "
-            f"{self.reward[1]:.4g} while the monitor '{self.monitor}' fell from {self.value[0]:.4g} to "
-            f"{self.value[1]:.4g}: the policy may please the reward in a way that was not meant. Look at the images, "
-            "and consider another reward or a KL."
-        )
-
-
-def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
-    """Return the first alert of each monitor that fell while the optimized sum rose; reads manifests only."""
+def fallen_monitors(chain: Chain) -> Iterator[tuple[str, int, str]]:
+    """Yield each monitor that fell while the optimized sum rose, the first epoch after which it shows, and both in
+    words; reads manifests only."""
     if not chain.config.monitors:
-        return []
-    from flowmill.tasks.algorithms.trends import first_opposed
+        return
+    from flowmill.tasks.algorithms.trends import ends, first_opposed, opposed_window
 
-    alerts = []
-    for slot, rewards, values in _monitored(chain, range(1, chain.config.run.epochs + 1)):
-        epoch = first_opposed(rewards, values)
-        if epoch is not None:
-            alerts += _shown(slot, rewards[:epoch], values[:epoch], epoch)
-    return alerts
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Score tables of the samples of an epoch, by slot; monitors without scores are absent."""
-
-    advantages: pa.Table | None
-    """The table of advantages; None if they do not exist yet, or without monitors."""
-    rewards: Mapping[str, pa.Table]
-    """The table of each reward; empty if there is only one."""
-    monitors: Mapping[str, pa.Table]
-    """The table of each monitor."""
-
-
-def read_scored(chain: Chain, epoch: int) -> Scored:
-    """Read the tables of an epoch that are compared; empty where there is nothing to compare."""
-    config, store = chain.config, chain.store
-    several = config.rewards if len(config.rewards) > 1 and not chain.plan.has_data else ()
-    rewards = {section.slot: chain.require(epoch, "score", section.slot).ref for section in several}
-    monitors = {section.slot: chain.find(epoch, "score", section.slot) for section in config.monitors}
-    advantage = chain.find(epoch, "advantage") if monitors else None
-    return Scored(
-        advantages=None if advantage is None else read_rows(store, advantage.ref),
-        rewards={slot: read_rows(store, ref) for slot, ref in rewards.items()},
-        monitors={slot: read_rows(store, entry.ref) for slot, entry in monitors.items() if entry is not None},
-    )
+    epochs = range(1, chain.config.run.epochs + 1)
+    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
+    for section in chain.config.monitors:
+        values = _means(chain, "score", section.slot, "mean", epochs)
+        count = min(len(rewards), len(values))
+        epoch = first_opposed(rewards[:count], values[:count])
+        size = None if epoch is None else opposed_window(rewards[:epoch], values[:epoch])
+        if epoch is None or size is None:
+            continue
+        # Means over the first and over the last fourth of the window.
+        reward, value = (ends(each[epoch - size : epoch]) for each in (rewards, values))
+        text = (
+            f"from epoch {epoch - size + 1} to {epoch} the reward rose from {reward[0]:.4g} to {reward[1]:.4g} while "
+            f"the monitor '{section.slot}' fell from {value[0]:.4g} to {value[1]:.4g}: the policy may please the "
+            "reward in a way that was not meant. Look at the images, and consider another reward or a KL."
+        )
+        yield section.slot, epoch, text
 
 
-def correlations(scored: Scored) -> dict[str, float]:
-    """Return the correlation of each monitor's scores with the optimized sum over an epoch's samples."""
-    optimized, values_by_slot = scored.advantages, {}
-    if optimized is None:
+def correlations(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return the correlation of each monitor's scores with the optimized sum over an epoch's samples, as far as both
+    exist."""
+    advantage = chain.find(epoch, "advantage") if chain.config.monitors else None
+    if advantage is None:
         return {}
     import torch
 
     from flowmill.tasks.algorithms.trends import correlation
 
-    for slot, monitored in scored.monitors.items():
+    optimized, values = read_rows(chain.store, advantage.ref), dict[str, float]()
+    for section in chain.config.monitors:
+        entry = chain.find(epoch, "score", section.slot)
+        if entry is None:
+            continue
+        monitored = read_rows(chain.store, entry.ref)
         if optimized.column("sample_id") != monitored.column("sample_id"):
-            raise CorruptError(f"The monitor '{slot}' scores other samples than the advantages are of.")
+            raise CorruptError(f"The monitor '{section.slot}' scores other samples than the advantages are of.")
         both = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
         valid = ~(both[0].isnan() | both[1].isnan())
         value = correlation(both[0][valid], both[1][valid])
         if value is not None:
-            values_by_slot[slot] = value
-    return values_by_slot
+            values[section.slot] = value
+    return values
 
 
-def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float]:
-    """Return the share of each reward in the spread of their sum within groups, see ``contributions``."""
-    tables = list(scored.rewards.values())
-    if not tables:
+def shares(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return the share of each reward in the spread of their sum within groups, see ``contributions``; empty for one
+    reward."""
+    sections = chain.config.rewards
+    if len(sections) < 2 or chain.plan.has_data:
         return {}
     import torch
 
     from flowmill.tasks.advantages.groups import contributions
     from flowmill.tasks.metrics.reward_tables import group_numbers, optimized_parts
 
+    tables = [read_rows(chain.store, chain.require(epoch, "score", section.slot).ref) for section in sections]
     groups, _ = group_numbers(tables[0])
     parts = [section.weight * part for section, part in zip(sections, optimized_parts(sections, tables), strict=True)]
     valid = ~torch.stack(parts).isnan().any(0)
     contributed = contributions([part[valid] for part in parts], groups[valid].unique(return_inverse=True)[1])
-    return {} if contributed is None else dict(zip(scored.rewards, contributed, strict=True))
-
-
-def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield each monitor with the epoch means of the optimized sum and of its scores, as far as both exist."""
-    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
-    for section in chain.config.monitors:
-        values = _means(chain, "score", section.slot, "mean", epochs)
-        count = min(len(rewards), len(values))
-        yield section.slot, rewards[:count], values[:count]
+    slots = [section.slot for section in sections]
+    return {} if contributed is None else dict(zip(slots, contributed, strict=True))
 
 
 def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
@@ -143,14 +101,3 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
             break
         values.append(float(manifest.summary[figure]))
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _shown(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> list[MonitorAlert]:
-    """Return the alert that the last means up to an epoch give, if any."""
-    from flowmill.tasks.algorithms.trends import ends, opposed_window
-
-    size = opposed_window(rewards, values, epochs=epoch)
-    if size is None:
-        return []
-    reward, value = ends(rewards[-size:]), ends(values[-size:])
-    return [MonitorAlert(monitor=slot, epoch=epoch, since=epoch - size + 1, reward=reward, value=value)]

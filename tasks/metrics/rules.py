@@ -44,15 +44,12 @@ class AlertRule:
     """A rule that detects one fault of training."""
 
     name: str
-    """Its name in events, tags and docs."""
     condition: str
     """The condition in words."""
     fires: Condition
-    """The condition as code."""
     meaning: str
     """Interpretation of the symptom."""
     remedy: str
-    """Recommended changes."""
     advice: Callable[[RunConfig], str] | None = None
     """The same with the values of a run."""
     source: str
@@ -66,17 +63,11 @@ class AlertRule:
         return f"{evidence}: {self.meaning}. {remedy}."
 
 
-def _above(name: str, label: str, limit: float, *, epochs: int = 1) -> Condition:
-    """Return the condition that a figure is at least ``limit`` in the last ``epochs`` epochs."""
-
-    def fires(history: History) -> str | None:
-        values = history.last(name, epochs)
-        if not values or not all(value >= limit for value in values):
-            return None
-        for_long = f" for {epochs} epochs" if epochs > 1 else ""
-        return f"{label} is {values[-1]:.3g}, {limit:g} or more{for_long}"
-
-    return fires
+def _no_spread(history: History) -> str | None:
+    values = history.last("advantage/zero_std_ratio", 2)
+    if not values or min(values) < 0.95:
+        return None
+    return f"the share of groups with equal rewards is {values[-1]:.3g}, 0.95 or more for 2 epochs"
 
 
 #: KLs of an epoch with the limits that its algorithm set, and what they are to.
@@ -173,27 +164,19 @@ def _length(history: History) -> str | None:
     return f"completions have {now[-1]:.1f} of at most {tokens.max_new} tokens, {before[0]:.1f} in the first epoch"
 
 
-def _share(name: str, of: str) -> Callable[[History], float]:
-    """Return a function that divides a count by the number of samples of the last epoch."""
-
-    def share(history: History) -> float:
-        counts, samples = history.last(name), history.last(of)
-        return counts[0] / samples[0] if counts and samples and samples[0] else 0.0
-
-    return share
-
-
-_repeated = _share("rollout/repeats", "rollout/samples")
-_excluded = _share("advantage/excluded_samples", "rollout/samples")
+def _share(history: History, name: str) -> float:
+    """Return a count of the last epoch over the number of its samples."""
+    counts, samples = history.last(name), history.last("rollout/samples")
+    return counts[0] / samples[0] if counts and samples and samples[0] else 0.0
 
 
 def _repeats(history: History) -> str | None:
-    share = _repeated(history)
+    share = _share(history, "rollout/repeats")
     return f"{share:.0%} of the samples equal another of their group" if share >= 0.8 else None
 
 
 def _failed(history: History) -> str | None:
-    share = _excluded(history)
+    share = _share(history, "advantage/excluded_samples")
     return f"{share:.0%} of the samples have no score and are left out" if share >= 0.1 else None
 
 
@@ -265,7 +248,7 @@ RULES: Mapping[str, AlertRule] = {
         AlertRule(
             name="no_spread",
             condition="95 % or more of the groups have equal rewards in two epochs in a row",
-            fires=_above("advantage/zero_std_ratio", "the share of groups with equal rewards", 0.95, epochs=2),
+            fires=_no_spread,
             meaning="solved or hopeless prompts are paid for and teach nothing",
             remedy="Use other prompts, a larger rollout.group_size, or a reward that tells samples apart",
             source="arXiv 2503.14476, section 3.2 (dynamic sampling)",

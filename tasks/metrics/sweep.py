@@ -38,7 +38,6 @@ class Variant:
     """One run of a sweep."""
 
     name: str
-    """Name of the run."""
     settings: dict[str, Any]
     """Values that differ from the base config, by setting."""
 

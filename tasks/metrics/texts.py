@@ -17,7 +17,6 @@ class Text(NamedTuple):
     prompt: str
     """The prompt that it completes."""
     text: str
-    """The completion."""
     verdict: str
     """The reward's reading and score."""
 

@@ -28,8 +28,7 @@ from flowmill.tasks.metrics.evaluations import (
 from flowmill.tasks.metrics.evaluations import evaluation_figures as figures_of
 from flowmill.tasks.metrics.image_grids import CLIPS
 from flowmill.tasks.metrics.ingested import ingested_figures
-from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
-from flowmill.tasks.metrics.points import ACHIEVED, Point, scores_first
+from flowmill.tasks.metrics.monitors import correlations, shares
 from flowmill.tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
 from flowmill.tasks.metrics.texts import Text
 from flowmill.tasks.runs.chain import Chain
@@ -37,13 +36,45 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import TURN, Node
 from flowmill.tasks.specs.turns import split_turn
 
+#: Section of the rewards that compare runs. MLflow sorts sections by name, so this name must sort first.
+ACHIEVED = "achieved"
+#: Sections of scores, in the order of MLflow's tables; times come last.
+_SCORES, _TIMES = (ACHIEVED, "eval", "reward", "monitor"), "time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of one curve."""
+
+    key: str
+    """Name of the curve."""
+    value: float
+    step: int
+    """Epoch, or optimizer update."""
+    split: str | None = None
+    """Prompt list of a score."""
+
+
+def scores_first(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return points with scores first, held-out prompts before others, and times last.
+
+    MLflow's table of a run, and the initial axes of its run comparison, keep the order in which metrics were first
+    logged.
+    """
+
+    def place(point: Point) -> tuple[int, bool]:
+        section, _, name = point.key.partition("/")
+        number = _SCORES.index(section) if section in _SCORES else len(_SCORES) + (section == _TIMES)
+        return number, not name.startswith("heldout")
+
+    return tuple(sorted(points, key=place))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """An epoch: its training, or one of its evaluations."""
 
     epoch: int
-    """Its number."""
     identity: str
     """Changes when any of its artifacts does."""
     time_ms: int
@@ -64,7 +95,6 @@ class EvaluationContent(Content):
     name: str
     """Its name; empty for scheduled evaluations."""
     policy: str
-    """``kind/id`` of the policy."""
     images: Mapping[str, Path]
     """Image grid of each prompt list."""
     clips: Sequence[tuple[str, Path]]
@@ -89,14 +119,12 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
     if "reward/mean" in figures:
         points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
-    scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
-        for slot, value in correlations(scored).items()
+        for slot, value in correlations(chain, epoch).items()
     ]
     points += [
-        Point(key=f"reward/{slot}_share", value=value, step=epoch)
-        for slot, value in shares(scored, chain.config.rewards).items()
+        Point(key=f"reward/{slot}_share", value=value, step=epoch) for slot, value in shares(chain, epoch).items()
     ]
     for update in _updates(manifests[epoch, "optimize", ""].summary):
         step = int(update["update"])
@@ -237,7 +265,8 @@ def _epoch_figures(chain: Chain, manifests: Mapping[tuple[int, str, str], Manife
         if "left_out" in manifest.summary:
             figures["optimize/left_out"] = manifest.summary["left_out"]
         if stage == "advantage":
-            figures.update(_advantage_figures(manifest.summary))
+            names = {"reward_mean": "reward/mean", "reward_std": "reward/std"}
+            figures |= {names.get(name, f"advantage/{name}"): value for name, value in manifest.summary.items()}
     return figures
 
 
@@ -247,8 +276,3 @@ def _updates(summary: Mapping[str, Any]) -> list[dict[str, float]]:
     if updates:
         updates[-1] |= {name: summary[name] for name in ("kl_epoch", "kl_base") if name in summary}
     return updates
-
-
-def _advantage_figures(summary: Mapping[str, float]) -> dict[str, float]:
-    names = {"reward_mean": "reward/mean", "reward_std": "reward/std"}
-    return {names.get(name, f"advantage/{name}"): value for name, value in summary.items()}

@@ -162,7 +162,6 @@ class RunView:
         return None if entry is None or self.store.manifest(entry.ref) is None else entry.ref
 
     def _with_list(self, table: pa.Table, ref: ArtifactRef) -> pa.Table:
-        """Return a table of an evaluation with the prompt list of each row."""
         lists = [split_of(record.shard) for record in self.store.shards(ref) for _ in range(record.rows)]
         return table.append_column("list", pa.array(lists, pa.string()))
 
@@ -289,6 +288,5 @@ class RunView:
 
 
 def _table(rows: list[tuple[Any, ...]], **types: pa.DataType | str) -> pa.Table:
-    """Return rows as a table of named columns."""
     schema = pa.schema(types)
     return pa.Table.from_pylist([dict(zip(types, row, strict=True)) for row in rows], schema=schema)

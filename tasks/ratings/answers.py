@@ -45,11 +45,8 @@ class RatingAnswer(Record):
     first_artifact: Artifact
     """Artifact of the first sample, which the page showed left."""
     first_sample: str
-    """Its id."""
     second_artifact: Artifact
-    """Artifact of the second sample."""
     second_sample: str
-    """Its id."""
     preferred: Annotated[float, Field(ge=0, le=1)] | None
     """1: the first is better, 0: the second, 0.5: neither; None: skipped."""
     rater: RaterName
@@ -58,7 +55,6 @@ class RatingAnswer(Record):
     withdraws: int = 0
     """Number of the earlier answer, equal to this record, that it withdraws; 0: it is an answer."""
     task: Task = "compare"
-    """The rater's task."""
     question: str = ""
     """The question; empty: the usual one of the task."""
     others: tuple[tuple[Artifact, str], ...] = ()
@@ -68,7 +64,6 @@ class RatingAnswer(Record):
     both_bad: bool = False
     """Whether neither is better as both are bad."""
     note: Annotated[str, Field(max_length=500)] = ""
-    """Remark of the rater."""
 
     @property
     def samples(self) -> Key:
@@ -233,13 +228,11 @@ def comparisons_of(answers: Iterable[RatingAnswer]) -> list[RatingAnswer]:
 
 
 def _rows(answers: Mapping[int, RatingAnswer]) -> dict[str, list[Any]]:
-    """Return the columns of the table of preferences."""
     rows = [{**asdict(each), "number": number} for number, answer in answers.items() for each in answer.comparisons()]
     return {name: [row[name] for row in rows] for name in schema.PREFERENCES.names}
 
 
 @lru_cache(maxsize=8)
 def _prompts(store: ArtifactStore, ref: ArtifactRef) -> dict[str, str]:
-    """Return the prompt id of each sample of an artifact."""
     table = pa.concat_tables([shard.table.select(["sample_id", "prompt_id"]) for shard in shards_of(store, ref)])
     return dict(zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True))

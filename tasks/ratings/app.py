@@ -133,8 +133,6 @@ def _refusal(request: Request, token: str | None, organizer: str) -> Response | 
 
 
 def _explain(app: FastAPI) -> None:
-    """Have an app answer errors with their messages."""
-
     @app.exception_handler(FlowmillError)
     def refuse(request: Request, error: FlowmillError) -> JSONResponse:
         """Answer with the message of an error."""

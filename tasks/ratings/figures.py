@@ -222,7 +222,6 @@ def _label(place: tuple[str, LineageEntry | None], own: str) -> str:
 
 
 def _scores(context: RunContext, places: _Places) -> dict[str, dict[tuple[str, str], float]]:
-    """Return the scores of the run's own samples by reward."""
     chain, by_reward = context.chain, dict[str, dict[tuple[str, str], float]]()
     for artifact, (_, entry) in places.items():
         current = entry and chain.find(entry.epoch, entry.stage)

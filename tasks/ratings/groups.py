@@ -82,9 +82,7 @@ class RatedGroup:
     key: Key
     """Artifact and id of each."""
     prompt_id: str
-    """Identity of the prompt."""
     prompt: str
-    """Its text."""
     gap: float
     """Largest distance of the scores, 0 without a scorer; infinite if one has no score."""
     draw: str

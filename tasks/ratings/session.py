@@ -53,7 +53,6 @@ class AnswerBody(RaterBody):
     values: Annotated[tuple[int, ...], Field(max_length=6)] = ()
     """Stars or ranks in the order of the page."""
     note: Annotated[str, StringConstraints(max_length=500, strip_whitespace=True)] = ""
-    """Remark."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Time that it took."""
 
@@ -245,7 +244,6 @@ def _text_of(file: Path) -> str:
 
 
 def _dispute(rows: Sequence[RatingAnswer], content: Any) -> dict[str, Any]:
-    """Return a disputed pair with the votes for its samples."""
     first, other = rows[0].key
     votes = []
     for each in rows:

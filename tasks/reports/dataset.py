@@ -118,7 +118,6 @@ def _with_image(table: pa.Table) -> pa.Table:
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """Return the Hugging Face datasets feature of an Arrow type."""
     if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "_type": "List"}
     name = {"float": "float32", "double": "float64"}.get(str(kind), str(kind))

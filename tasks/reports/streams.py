@@ -84,7 +84,7 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
         for record in shards:
             yield from samples.of_shard(record)
 
-    features = features_of(next(rows(samples.records[:1])), decode_clips=False)
+    features = features_of(next(rows(samples.records[:1])))
     return datasets.IterableDataset.from_generator(rows, features=features, gen_kwargs={"shards": samples.records})
 
 
@@ -134,13 +134,13 @@ def content_of(shard: TrajectoryShard, row: int) -> dict[str, Any]:
     return content if text is None else {**content, "text": text}
 
 
-def features_of(row: Mapping[str, Any], *, decode_clips: bool = True) -> Any:
+def features_of(row: Mapping[str, Any]) -> Any:
     """Return the ``datasets.Features`` of rows like this one; numbers that are missing in it are float32."""
     import datasets
 
     def feature(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return datasets.Video(decode=decode_clips) if value["path"].endswith(".mp4") else datasets.Image()
+            return datasets.Video(decode=False) if value["path"].endswith(".mp4") else datasets.Image()
         return datasets.Value({int: "int64", str: "string", bool: "bool"}.get(type(value), "float32"))
 
     return datasets.Features({name: feature(value) for name, value in row.items()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,16 +16,13 @@ class BackgroundCommit:
     """
 
     def __init__(self) -> None:
-        """Set up the thread, which starts with the first work item."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")
         self._last: Future[object] | None = None
 
     def __enter__(self) -> BackgroundCommit:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close(wait=True)
 
     def wait(self) -> None:

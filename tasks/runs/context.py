@@ -22,7 +22,7 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.inputs.prompts import HELD_OUT_ROWS, StoredPrompt, image_column, image_files, image_keys
 from flowmill.tasks.inputs.renderer import render_of
-from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights, source_folder, weight_files
+from flowmill.tasks.inputs.weight_sources import Weights, exported_folder, source_folder, weight_files
 from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.moves import as_requested, moved
 from flowmill.tasks.runs.progress import Ledger, Reporter, Silent
@@ -164,9 +164,7 @@ class RunContext(RunInputs):
     def _folder_of(self, section: ModelSection, slot: str) -> Path:
         if section.path is not None and not section.single_files:
             return self.source_folder(section, slot)
-        ref = self.chain.require(0, "base", slot).ref
-        self.store.require(ref)
-        return self.store.folder(ref, self.store.shards(ref)[0]) / PIPELINE
+        return exported_folder(self.store, self.chain.require(0, "base", slot).ref)
 
     def source_folder(self, section: ModelSection, slot: str) -> Path:
         """Return the local folder or snapshot of a model of the config, without the content of single files."""

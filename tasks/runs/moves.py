@@ -33,7 +33,6 @@ class Recorded(NamedTuple):
     node: Node
     """The stage whose manifest records the contents."""
     option: str
-    """The option of the manifest."""
     now: Callable[[RunInputs], Any]
     """Returns the contents at the path of a config."""
 
@@ -83,10 +82,10 @@ def _leads_to_same(facts: RunInputs, setting: str, old: str, new: str) -> bool:
         return _is_same_option(facts, setting, old, new)
     if not Path(new).expanduser().exists():
         return False
-    entries = facts.run.entries_of(*source.node)
-    manifests = [facts.store.manifest(entry.ref) for entry in reversed(entries)]
-    recorded = [each.options[source.option] for each in manifests if each is not None and source.option in each.options]
-    return bool(recorded[0] == source.now(facts)) if recorded else not entries and Path(old).is_absolute()
+    recorded = facts.recorded(source.option, *source.node)
+    if recorded is None:
+        return not facts.run.entries_of(*source.node) and Path(old).is_absolute()
+    return bool(recorded == source.now(facts))
 
 
 def _is_below(setting: str, ancestor: str) -> bool:

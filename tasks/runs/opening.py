@@ -127,7 +127,6 @@ def open_run(
     """Bind to an existing run with the config of its last start, and overrides.
 
     Args:
-        name: the run.
         overrides: ``section.key=value`` strings for one stage.
         reporter: shows progress.
         epoch: epoch of that stage.
@@ -186,7 +185,8 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     own = parse_config(stored, where=f"run '{run.name}'")
     moves = moved(context.store, run, own, context.config)
     requested = as_before(context.config, moves)
-    note = run.newest(_finished(context, requested, moves)) or run.newest(_finished_once(context, stored, moves))
+    # Before flowmill 0.3.0 the name of the series included every setting of the stored config.
+    note = run.newest(_finished(context, requested, moves)) or run.newest(_series(context, stored, moves))
     if note is None:
         return None
     if _required(recorded(own)) != _required(recorded(requested)) or _attempts(run, note["artifacts"]) != note["made"]:
@@ -231,11 +231,6 @@ def _finished(context: RunContext, config: RunConfig, moves: Moves = MappingProx
     return _series(context, config.model_dump(mode="json", exclude={"store"}, exclude_defaults=True), moves)
 
 
-def _finished_once(context: RunContext, stored: Mapping[str, Any], moves: Moves) -> str:
-    """Return the name of that series before flowmill 0.3.0, which includes every setting of the stored config."""
-    return _series(context, stored, moves)
-
-
 def _series(context: RunContext, settings: Mapping[str, Any], moves: Moves) -> str:
     # The size of shards is part of the name because it was before it became optional.
     required = _required(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
@@ -268,7 +263,6 @@ def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
 
 
 def _models(context: RunContext) -> list[ModelSection]:
-    """Return the models of a run: the trained one, and the renderer if there is one."""
     render = context.config.render
     return [context.config.model, *([] if render is None else [render.model])]
 
@@ -278,15 +272,13 @@ def _is_local(model: ModelSection) -> bool:
 
 
 def _required(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in asks_for(config).items() if not _by_content(key)}
+    # Lists of prompts are identified by their contents, not by their paths.
+    settings = asks_for(config).items()
+    lists = {key for key, _ in settings if key.startswith("prompts.") and key.endswith((".train", ".heldout"))}
+    return {key: value for key, value in settings if key not in lists}
 
 
 def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return all attempts at the work of some artifacts; other artifacts of the run are ignored."""
     works = {(*key, ArtifactRef.parse(artifact).fingerprint) for *key, artifact in artifacts}
     return [[*each.key, each.artifact] for each in run.entries() if (*each.key, each.ref.fingerprint) in works]
-
-
-def _by_content(setting: str) -> bool:
-    """Return whether a setting names a file that is identified by its contents, not by its path."""
-    return setting.startswith("prompts.") and setting.endswith((".train", ".heldout"))

@@ -33,7 +33,9 @@ def rollout_cuts(config: RunConfig) -> tuple[int, ...]:
     size, batch = rollout.group_size, execution.rollout_batch_size
     # A batch is computed as a whole, so a shard without a configured limit holds at least one.
     largest = (rollout.groups_per_shard or max(_LARGEST, math.ceil(batch / size))) * size
-    units = (size,) if execution.ranks == 1 or _compares(config) else (size, batch)
+    # Rewards of servers may compare the samples of a group, too.
+    compares = (each.server is not None or needs_of(each.name, each.options).groupwise for each in config.scored)
+    units = (size,) if execution.ranks == 1 or any(compares) else (size, batch)
     total = rollout.prompts_per_epoch * size
     return planned_cuts(total, batch=batch, ranks=execution.ranks, units=units, largest=largest)
 
@@ -135,10 +137,3 @@ def _shrinking(total: int, ranks: int, *, smallest: int, largest: int, unit: int
             if left <= 0:
                 break
     return tuple(accumulate(sizes))
-
-
-def _compares(config: RunConfig) -> bool:
-    """Return whether a reward may compare the samples of a group; rewards of servers always may."""
-    return any(
-        section.server is not None or needs_of(section.name, section.options).groupwise for section in config.scored
-    )

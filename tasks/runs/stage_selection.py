@@ -24,7 +24,6 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
 
     Args:
         context: the run, with the requested settings.
-        node: the stage.
         evaluation: a name for an additional evaluation.
     """
     spec = STAGES[node.stage]

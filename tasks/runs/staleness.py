@@ -11,7 +11,6 @@ from typing import Any
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.load import flatten
 from flowmill.storage.artifacts.lineage import LineageEntry
-from flowmill.storage.artifacts.records import Manifest
 from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.specs.graph import OF, Node
 from flowmill.tasks.specs.identity import StageIdentity
@@ -52,9 +51,7 @@ class StageStatus:
     """One stage of the run."""
 
     node: Node
-    """Epoch, stage, slot."""
     state: Freshness
-    """Fresh, stale or missing."""
     artifact: str
     """``kind/id`` of the current or expected artifact."""
     causes: tuple[Cause, ...] = ()
@@ -74,7 +71,6 @@ class Side:
     """An artifact that the run computed but that is not part of it."""
 
     entry: LineageEntry
-    """Its record."""
     label: str
     """The reason why it is a side result."""
 
@@ -190,7 +186,7 @@ def _causes(chain: Chain, identity: StageIdentity, entry: LineageEntry) -> Itera
         yield Cause(text=f"stage version {manifest.stage_version} -> {identity.spec.version}")
     now = identity.counted([chain.ref(node) for node in identity.upstream()])
     changed = _changed(_without_contents(manifest.options), _without_contents(now))
-    others = _other_inputs(chain, identity, manifest)
+    others = [node for node in identity.upstream() if str(chain.ref(node)) not in manifest.inputs]
     # Unrecorded contents are the cause only if there is no other.
     unknown = CONTENTS not in manifest.options and not changed and not others
     contents = _other_contents(identity, manifest.options, now, unknown=unknown)
@@ -221,10 +217,6 @@ def _other_contents(
         other = (place for place in places if before.get(place.path, now[place.path]) != now[place.path])
         causes = [f"{place} has other contents" for place in other]
     return list(dict.fromkeys(causes))
-
-
-def _other_inputs(chain: Chain, identity: StageIdentity, manifest: Manifest) -> list[Node]:
-    return [node for node in identity.upstream() if str(chain.ref(node)) not in manifest.inputs]
 
 
 def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:

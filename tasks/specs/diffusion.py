@@ -89,7 +89,6 @@ def _reward_options(reward: RewardSection) -> dict[str, Any]:
 
 
 def _drawn(plan: ResolvedConfig) -> dict[str, Any]:
-    """Return the options of an evaluation's images."""
     section = plan.config.evaluate
     steps = section.steps or plan.config.rollout.steps
     return {"steps": steps, "solver": section.solver, "model": call_options(plan.evaluated.config)}

@@ -50,7 +50,6 @@ class InputContents:
         Artifacts from before contents counted stay valid while no file changed since; there are no digests then.
 
         Args:
-            node: the stage.
             places: the files and folders that its options name.
             made_as: gives the fingerprint of the stage's work with some digests.
         """

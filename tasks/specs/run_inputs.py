@@ -64,14 +64,15 @@ class RunInputs:
         lora = self.config.model.lora
         assert lora is not None
         path = Path(str(lora.start))
-        recorded = self._recorded_start() if self.reads or not path.expanduser().exists() else None
+        recorded = self.recorded("start", 0, "policy") if self.reads or not path.expanduser().exists() else None
         return recorded or adapter_identity(path)
 
     @cached_property
     def start(self) -> Mapping[str, Any]:
         """The policy of another run that this one starts from, see ``flowmill.tasks.runs.start``; as recorded at its
         begin."""
-        return (self.run.describe() or {}).get("start") or self._recorded_start() or self.find_start()
+        record = self.run.describe() or {}
+        return record.get("start") or self.recorded("start", 0, "policy") or self.find_start()
 
     @property
     def starts_from(self) -> dict[str, str] | None:
@@ -83,12 +84,10 @@ class RunInputs:
         """Return the policy to start from, of a run without a record of it."""
         raise NotCommittedError(f"Run '{self.run.name}' has lost its first record. Start it again with its config.")
 
-    def _recorded_start(self) -> dict[str, str] | None:
-        for entry in reversed(self.run.entries_of(0, "policy")):
-            manifest = self.store.manifest(entry.ref)
-            if manifest is not None and "start" in manifest.options:
-                return dict(manifest.options["start"])
-        return None
+    def recorded(self, option: str, epoch: int, stage: str, slot: str = "") -> Any:
+        """Return an option of a stage's newest artifact that has it; None if there is none."""
+        manifests = (self.store.manifest(entry.ref) for entry in reversed(self.run.entries_of(epoch, stage, slot)))
+        return next((each.options[option] for each in manifests if each is not None and option in each.options), None)
 
     @cached_property
     def renderer_identity(self) -> dict[str, Any]:
@@ -101,11 +100,8 @@ class RunInputs:
         path = self.config.critic.path
         assert path is not None
         local = not self.reads and Path(path).expanduser().is_dir()
-        for entry in () if local else reversed(self.run.entries_of(1, "value")):
-            manifest = self.store.manifest(entry.ref)
-            if manifest is not None and _CRITIC in manifest.options:
-                return dict(manifest.options[_CRITIC])
-        return model_identity(str(critic_folder(path)), None)
+        recorded = None if local else self.recorded(_CRITIC, 1, "value")
+        return recorded or model_identity(str(critic_folder(path)), None)
 
     def _identity_of(self, section: ModelSection, slot: str) -> dict[str, Any]:
         assert section.path is not None
@@ -124,11 +120,8 @@ class RunInputs:
             slot: the slot of that model.
         """
         there = all(Path(file).expanduser().is_file() for file in section.single_files.values())
-        for entry in reversed(self.run.entries_of(0, "base", slot)) if self.reads or not there else ():
-            manifest = self.store.manifest(entry.ref)
-            if manifest is not None and "single_file" in manifest.options:
-                return dict(manifest.options["single_file"])
-        return single_file_identity(section)
+        recorded = self.recorded("single_file", 0, "base", slot) if self.reads or not there else None
+        return recorded or single_file_identity(section)
 
     @property
     def source_prompts(self) -> dict[str, Sequence[Prompt]]:
@@ -141,11 +134,8 @@ class RunInputs:
         section = data_of(self.config)
         sources = [str(section.heldout)] if slot else sources_of(section)
         gone = self.reads or not all(map(is_there, sources))
-        for entry in reversed(self.run.entries_of(0, "ingest", slot)) if gone else ():
-            manifest = self.store.manifest(entry.ref)
-            if manifest is not None:
-                return str(manifest.options["data"])
-        return data_rows_of(self.config, heldout=bool(slot)).identity
+        recorded = self.recorded("data", 0, "ingest", slot) if gone else None
+        return recorded or data_rows_of(self.config, heldout=bool(slot)).identity
 
     @cached_property
     def contents(self) -> InputContents:

@@ -6,7 +6,7 @@ new stage is one file in ``flowmill.tasks.stages`` and one entry here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from flowmill.configs.errors import ConfigError
@@ -16,7 +16,7 @@ Scope = Literal["run", "epoch", "evaluation", "export"]
 """Once per run (epoch 0), once per trained epoch (1 and later), with each evaluation, or with an export."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StageSpec:
     """One stage, as data."""
 
@@ -28,6 +28,7 @@ class StageSpec:
     """Kind of the artifact it makes."""
     scope: Scope
     """Epochs that have it."""
+    _: KW_ONLY
     version: int = 1
     """Raised when the meaning of the stage's output changes."""
     slotted: bool = False
@@ -43,125 +44,49 @@ class StageSpec:
 
 
 _SPECS = (
-    StageSpec(name="base", stage="flowmill.tasks.stages.base:BaseStage", artifact="bases", scope="run", slotted=True),
+    StageSpec("base", "flowmill.tasks.stages.base:BaseStage", "bases", "run", slotted=True),
     # 3: rows are read where they lie, bfloat16 as it is.
+    StageSpec("encode", "flowmill.tasks.stages.encode:EncodeStage", "embeddings", "run", version=3, grows=True),
+    StageSpec("preprocess", "flowmill.tasks.stages.preprocess:PreprocessStage", "prompts", "run"),
     StageSpec(
-        name="encode",
-        stage="flowmill.tasks.stages.encode:EncodeStage",
-        artifact="embeddings",
-        scope="run",
-        version=3,
-        grows=True,
+        "ingest", "flowmill.tasks.stages.ingest:IngestStage", "trajectories", "run", slotted=True, with_data=True
     ),
+    StageSpec("policy", "flowmill.tasks.stages.policy:PolicyStage", "policies", "run"),
+    StageSpec("choose", "flowmill.tasks.stages.choose:ChooseStage", "choices", "epoch", with_data=False),
     StageSpec(
-        name="preprocess", stage="flowmill.tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"
+        "rollout", "flowmill.tasks.stages.rollout:RolloutStage", "trajectories", "epoch", slotted=True, with_data=False
     ),
+    StageSpec("render", "flowmill.tasks.stages.render:RenderStage", "renders", "epoch", slotted=True, renders=True),
+    StageSpec("score", "flowmill.tasks.stages.score:ScoreStage", "rewards", "epoch", slotted=True, with_data=False),
+    StageSpec("value", "flowmill.tasks.stages.value:ValueStage", "values", "epoch", with_data=False),
     StageSpec(
-        name="ingest",
-        stage="flowmill.tasks.stages.ingest:IngestStage",
-        artifact="trajectories",
-        scope="run",
-        slotted=True,
-        with_data=True,
-    ),
-    StageSpec(name="policy", stage="flowmill.tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
-    StageSpec(
-        name="choose",
-        stage="flowmill.tasks.stages.choose:ChooseStage",
-        artifact="choices",
-        scope="epoch",
-        with_data=False,
-    ),
-    StageSpec(
-        name="rollout",
-        stage="flowmill.tasks.stages.rollout:RolloutStage",
-        artifact="trajectories",
-        scope="epoch",
-        slotted=True,
-        with_data=False,
-    ),
-    StageSpec(
-        name="render",
-        stage="flowmill.tasks.stages.render:RenderStage",
-        artifact="renders",
-        scope="epoch",
-        slotted=True,
-        renders=True,
-    ),
-    StageSpec(
-        name="score",
-        stage="flowmill.tasks.stages.score:ScoreStage",
-        artifact="rewards",
-        scope="epoch",
-        slotted=True,
-        with_data=False,
-    ),
-    StageSpec(
-        name="value", stage="flowmill.tasks.stages.value:ValueStage", artifact="values", scope="epoch", with_data=False
-    ),
-    StageSpec(
-        name="gradient",
-        stage="flowmill.tasks.stages.gradient:GradientStage",
-        artifact="gradients",
-        scope="epoch",
-        slotted=True,
-        with_data=False,
+        "gradient", "flowmill.tasks.stages.gradient:GradientStage", "gradients", "epoch", slotted=True, with_data=False
     ),
     # 2: the KL enters GDPO and running statistics, which follow floor and unbiased; ranks are taken before clipping.
     StageSpec(
-        name="advantage",
-        stage="flowmill.tasks.stages.advantage:AdvantageStage",
+        "advantage",
+        "flowmill.tasks.stages.advantage:AdvantageStage",
+        "advantages",
+        "epoch",
         data_stage="flowmill.tasks.stages.given_advantages:GivenAdvantageStage",
-        artifact="advantages",
-        scope="epoch",
         version=2,
     ),
     # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms;
     # the loss of float16 training is scaled. 3: before the first update ratios are exactly 1, whatever the rounding;
     # layers with adapters compute with the sum of both.
-    StageSpec(
-        name="optimize",
-        stage="flowmill.tasks.stages.optimize:OptimizeStage",
-        artifact="policies",
-        scope="epoch",
-        version=3,
-    ),
+    StageSpec("optimize", "flowmill.tasks.stages.optimize:OptimizeStage", "policies", "epoch", version=3),
     # 2: images alone; scores are artifacts of their own.
     StageSpec(
-        name="evaluate",
-        stage="flowmill.tasks.stages.evaluate:EvaluateStage",
-        artifact="evaluations",
-        scope="evaluation",
-        version=2,
-        slotted=True,
+        "evaluate", "flowmill.tasks.stages.evaluate:EvaluateStage", "evaluations", "evaluation", version=2, slotted=True
     ),
     StageSpec(
-        name="depict",
-        stage="flowmill.tasks.stages.render:DepictStage",
-        artifact="renders",
-        scope="evaluation",
-        slotted=True,
-        renders=True,
+        "depict", "flowmill.tasks.stages.render:DepictStage", "renders", "evaluation", slotted=True, renders=True
     ),
-    StageSpec(
-        name="judge",
-        stage="flowmill.tasks.stages.judge:JudgeStage",
-        artifact="rewards",
-        scope="evaluation",
-        slotted=True,
-    ),
-    StageSpec(
-        name="validate",
-        stage="flowmill.tasks.stages.validate:ValidateStage",
-        artifact="losses",
-        scope="evaluation",
-        with_data=True,
-    ),
+    StageSpec("judge", "flowmill.tasks.stages.judge:JudgeStage", "rewards", "evaluation", slotted=True),
+    StageSpec("validate", "flowmill.tasks.stages.validate:ValidateStage", "losses", "evaluation", with_data=True),
     # 2: a model card, generation.json and images; LoRA files of sorted keys; pipelines that load without arguments.
     # 3: LoRA tensors with alpha / rank folded in; images to start from upright.
-    StageSpec(
-        name="export", stage="flowmill.tasks.stages.export:ExportStage", artifact="exports", scope="export", version=3
-    ),
+    StageSpec("export", "flowmill.tasks.stages.export:ExportStage", "exports", "export", version=3),
 )
 STAGES = {spec.name: spec for spec in _SPECS}
 """All stages by name, in the order of the pipeline."""

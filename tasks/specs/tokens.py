@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowmill.configs.critic import PLACES, CriticSection
+from flowmill.configs.critic import PLACES
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.engines import engine_identity
 from flowmill.models.policies.attention import LANGUAGE_BACKENDS
@@ -17,6 +17,16 @@ from flowmill.tasks.specs.modalities import ModalitySpec
 class TokensSpec(ModalitySpec):
     """How texts are sampled."""
 
+    def called(self, plan: ResolvedConfig) -> dict[str, Any]:
+        """Return how the model is called."""
+        # All backends of transformers are exact; those of a custom family may not be.
+        attention = None if plan.config.model.attention in LANGUAGE_BACKENDS else plan.config.model.attention
+        return {"dtype": plan.config.model.dtype, "options": plan.config.model.options, "attention": attention}
+
+    def stored(self, plan: ResolvedConfig) -> dict[str, Any]:
+        """Return how media of samples are stored, if there are some."""
+        return {}
+
     def encoding_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Nothing: prompts are taken as they are."""
         return {"policy": plan.config.model.policy}
@@ -26,79 +36,53 @@ class TokensSpec(ModalitySpec):
         names = ("prompts_per_epoch", "group_size", "store")
         rollout = {name: getattr(plan.config.rollout, name) for name in names}
         section = tokens_of(plan.config)
-        return {"rollout": rollout, "tokens": _drawn(section), **engine_identity(section.engine), **_called(plan)}
+        drawn = {"tokens": _drawn(section), **engine_identity(section.engine)}
+        return {"rollout": rollout, **drawn, **self.called(plan), **self.stored(plan)}
 
     def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Template and longest text."""
-        return {
-            "tokens": tokens_of(plan.config).fingerprinted({"evaluate", "engine", "rescore", "temperature", "stop"})
-        }
+        without = {"evaluate", "engine", "rescore", "temperature", "stop"}
+        return {"tokens": tokens_of(plan.config).fingerprinted(without), **self.stored(plan)}
 
     def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """How tokens are drawn, or that the likeliest are taken."""
         section = tokens_of(plan.config)
-        return {"tokens": _drawn(section), "evaluate": section.evaluate, **_called(plan)}
+        return {"tokens": _drawn(section), "evaluate": section.evaluate, **self.called(plan), **self.stored(plan)}
 
     def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The temperature that log-probs belong to, and the critic where one is trained."""
-        critic = {"critic": _learning(plan.config.critic)} if plan.estimator.needs_values else {}
+        critic = {"critic": plan.config.critic.fingerprinted(PLACES)} if plan.estimator.needs_values else {}
         return {"temperature": tokens_of(plan.config).temperature, **critic}
 
     def value_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The temperature, and how the model is called."""
-        return {"temperature": tokens_of(plan.config).temperature, **_called(plan)}
+        return {"temperature": tokens_of(plan.config).temperature, **self.called(plan)}
 
     def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""
-        return {"tokens": tokens_of(plan.config).fingerprinted({"engine", "rescore"}), **_called(plan)}
+        return {"tokens": tokens_of(plan.config).fingerprinted({"engine", "rescore"}), **self.called(plan)}
 
 
 def _drawn(section: TokensSection) -> dict[str, Any]:
     return section.fingerprinted({"evaluate", "engine"})
 
 
-def _learning(section: CriticSection) -> dict[str, Any]:
-    return section.fingerprinted(PLACES)
-
-
-def _called(plan: ResolvedConfig) -> dict[str, Any]:
-    # All backends of transformers are exact; those of a custom family may not be.
-    attention = None if plan.config.model.attention in LANGUAGE_BACKENDS else plan.config.model.attention
-    return {"dtype": plan.config.model.dtype, "options": plan.config.model.options, "attention": attention}
-
-
 class ImageTokensSpec(TokensSpec):
     """How tokens are sampled, with guidance, and how images are stored."""
 
-    def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
-        """Those of tokens, guidance, and stored media."""
-        return {**super().rollout_options(plan), **_guided(plan), **_stored(plan)}
+    def called(self, plan: ResolvedConfig) -> dict[str, Any]:
+        """Return how the model is called, with its guidance."""
+        return {**super().called(plan), **_guided(plan)}
 
-    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
-        """Those of tokens, and stored media."""
-        return {**super().given_options(plan), **_stored(plan)}
-
-    def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
-        """Those of tokens, guidance, and stored media."""
-        return {**super().evaluation_options(plan), **_guided(plan), **_stored(plan)}
+    def stored(self, plan: ResolvedConfig) -> dict[str, Any]:
+        """Return how images are stored."""
+        return {"media": plan.config.rollout.media.fingerprinted()}
 
     def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, and the guidance that log-probs belong to; of ingested images there is none."""
         return {**super().training_options(plan), **(_guided(plan) if plan.config.data is None else {})}
 
-    def value_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
-        """Those of tokens, and guidance."""
-        return {**super().value_options(plan), **_guided(plan)}
-
-    def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
-        """Those of tokens, and guidance."""
-        return {**super().export_options(plan), **_guided(plan)}
-
 
 def _guided(plan: ResolvedConfig) -> dict[str, Any]:
     # It is off up to 1.
     return {"guidance_scale": max(1.0, plan.config.model.guidance_scale)}
-
-
-def _stored(plan: ResolvedConfig) -> dict[str, Any]:
-    return {"media": plan.config.rollout.media.fingerprinted()}

@@ -58,11 +58,6 @@ def commenter_of(config: RunConfig) -> RewardSection:
     return next(each for each in config.scored if reads_images(config, each) and turns.by in (None, each.slot))
 
 
-def turn_slot(config: RunConfig, number: int) -> str:
-    """Return the suffix of a turn's slots, empty for the last turn."""
-    return "" if number == last_turn(config) else f"{TURN}{number}"
-
-
 def turn_nodes(config: RunConfig, epoch: int, number: int, name: str = "", *, evaluation: bool) -> TurnNodes:
     """Return the stages of a turn.
 
@@ -73,7 +68,7 @@ def turn_nodes(config: RunConfig, epoch: int, number: int, name: str = "", *, ev
         evaluation: the turn belongs to an evaluation, not to a rollout.
     """
     texts, images, scores = ("evaluate", "depict", "judge") if evaluation else ("rollout", "render", "score")
-    turn = turn_slot(config, number)
+    turn = "" if number == last_turn(config) else f"{TURN}{number}"
     comment = Node(epoch, scores, f"{commenter_of(config).slot}{OF if name else ''}{name}{turn}")
     return TurnNodes(Node(epoch, texts, name + turn), Node(epoch, images, name + turn), comment)
 

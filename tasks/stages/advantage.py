@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from flowmill.configs.rewards import RewardSection
-from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.turns import turns_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
@@ -15,6 +14,9 @@ from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 class AdvantageStage(Stage):
     """The rewards of an epoch, normalized within groups, as one advantage per sample."""
+
+    # Statistics are over the whole epoch.
+    only = "advantages"
 
     def options(self) -> Mapping[str, Any]:
         """Weights in the order of the inputs, and the normalization; other settings only where they have an effect."""
@@ -51,17 +53,10 @@ class AdvantageStage(Stage):
             return (*rewards, *(Node(epoch, "rollout") for epoch in self.epochs))
         return rewards
 
-    def shards(self) -> list[Shard]:
-        """One: statistics are over the whole epoch."""
-        return [Shard("advantages")]
-
     def run(self, shard: Shard, folder: Path) -> Output:
         from flowmill.tasks.stages.epoch_advantages import EpochAdvantages
 
         return EpochAdvantages(self, scored=len(self.sections), epochs=len(self.epochs)).write(folder)
-
-    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        return records[0].summary
 
     @property
     def sections(self) -> tuple[RewardSection, ...]:

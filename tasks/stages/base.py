@@ -27,6 +27,7 @@ class BaseStage(Stage):
 
     # transformers' save_pretrained() leaves weights out on every rank but the first.
     first_rank_only = True
+    only = "model"
 
     def options(self) -> Mapping[str, Any]:
         """The builder and its options, or the content of the model."""
@@ -48,9 +49,6 @@ class BaseStage(Stage):
     @property
     def on_ranks(self) -> bool:
         return self.section.build is not None or bool(self.section.single_files)
-
-    def shards(self) -> list[Shard]:
-        return [Shard("model")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         self.host.use_threads()
@@ -75,10 +73,10 @@ class BaseStage(Stage):
         quiet_libraries()
         section = self.section
         family = (self.plan.drawer if self.slot else self.plan).family
-        self._report("single file", 0, 1)
+        self.context.reporter.progress(self.name, 0, 0, 1, "single file")
         source = self.context.source_folder(section, self.slot)
         family.write_single_files(section.single_files, source, target)
-        self._report("single file", 1, 1)
+        self.context.reporter.progress(self.name, 0, 1, 1, "single file")
 
     def _report(self, item: str, done: int, total: int) -> None:
         self.context.reporter.progress(self.name, 0, done, total, item)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.registry import chosen
-from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows, write_rows
 from flowmill.tasks.choices import SAMPLERS
@@ -27,6 +26,8 @@ _STATE = ("drawn", "scored", "mean", "spread", "streak")
 
 class ChooseStage(Stage):
     """The prompts of an epoch, one group each; runs whose sampler reads no rewards have no such stage."""
+
+    only = "choices"
 
     def options(self) -> Mapping[str, Any]:
         return {
@@ -45,9 +46,6 @@ class ChooseStage(Stage):
         before = (Node(self.epoch - 1, "choose"),) if self.epoch > 1 else ()
         newest = self.epoch - 1 - self.config.execution.ahead
         return (Node(0, "preprocess"), *before, *((Node(newest, "advantage"),) if newest > 0 else ()))
-
-    def shards(self) -> list[Shard]:
-        return [Shard("choices")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Choose, and write the choices and the recorded rewards of each prompt."""
@@ -79,10 +77,6 @@ class ChooseStage(Stage):
         states = {name: [getattr(each, name) for each in drawn] for name in _STATE}
         write_rows("prompt_states", folder, {"prompt_id": [each.id for each in drawn], **states})
         return Output(rows=count, summary={"known": sum(each.scored > 0 for each in drawn), "means": means})
-
-    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """The number of prompts with recorded rewards, and the mean rewards of sources by epoch."""
-        return records[0].summary
 
     def _candidates(self) -> tuple[list[Candidate], dict[str, list[float]]]:
         """Return all train prompts with their recorded rewards, and the mean rewards of sources by epoch."""

@@ -33,7 +33,9 @@ class EncodeStage(Stage):
         """Ranges of all distinct prompts with so many missing ones each, named by the content of these."""
         missing = self._missing
         ends = encoding_cuts(len(missing))
-        return [self._shard(missing[start:stop]) for start, stop in pairwise((0, *ends))]
+        parts = [missing[start:stop] for start, stop in pairwise((0, *ends))]
+        names = [fingerprint([condition for _, condition in part])[:16] for part in parts]
+        return [Shard(name, part[0][0], part[-1][0] + 1) for name, part in zip(names, parts, strict=True)]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Encode missing prompts of one range, in batches of one fixed size: rows do not depend on their neighbors."""
@@ -63,9 +65,6 @@ class EncodeStage(Stage):
         """Prompts to encode, with their position among all: ranges do not depend on later commits."""
         missing = set(self._cache.missing(list(self._prompts)))
         return [(place, condition) for place, condition in enumerate(self._prompts) if condition in missing]
-
-    def _shard(self, missing: Sequence[tuple[int, str]]) -> Shard:
-        return Shard(fingerprint([condition for _, condition in missing])[:16], missing[0][0], missing[-1][0] + 1)
 
     def _encode(self, prompts: Sequence[Prompt]) -> Rows:
         """Return the rows of some prompts; the batch is filled up to its size with the last of them."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -99,17 +99,14 @@ class EpochAdvantages:
         """Write an advantage per sample, the mean of its tokens', and those of tokens."""
         now = everything.take(counted)
         groups, _ = group_numbers(now.samples)
-        tokens = TokenTables.read(self.context.store, self.inputs, everything.samples, self.config.rollout.store)
+        tokens = TokenTables.read(self.context.store, self.inputs, everything.samples)
         kl_coef = self._kl_coef(estimator)
-        estimate = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
-        self._write(everything, counted, now.total, estimate.of_samples, folder)
-        write_rows("token_advantages", folder, estimate.columns)
+        advantages, columns, figures = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
+        self._write(everything, counted, now.total, advantages, folder)
+        write_rows("token_advantages", folder, columns)
         mask = torch.ones_like(now.total, dtype=torch.bool)
-        summary = {
-            **_summary(now.total, groups, estimate.of_samples, mask),
-            **_excluded(everything, counted),
-        }
-        return Output(rows=len(counted), summary={**summary, **estimate.summary})
+        summary = {**_summary(now.total, groups, advantages, mask), **_excluded(everything, counted), **figures}
+        return Output(rows=len(counted), summary=summary)
 
     def _kl_coef(self, estimator: TokenEstimator) -> float:
         """Return the weight of the KL in this epoch: adapted from the epoch before if the estimator adapts it."""
@@ -132,7 +129,6 @@ class EpochAdvantages:
 
     @property
     def _rolled_out(self) -> str:
-        """The artifact of the samples."""
         scored = next(ref for ref in self.inputs if ref.kind == "rewards")
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
@@ -209,7 +205,6 @@ class EpochAdvantages:
         return gdpo_advantages(now.parts, now.weights, groups, normalizer, penalty=now.penalty)
 
     def _epochs(self) -> list[SampleRewards]:
-        """Return the rewards of each epoch's samples, this one first."""
         count, refs = self._scored, self.inputs
         scored = [ref for ref in refs if ref.kind == "rewards"]
         section = self.config.advantage
@@ -223,7 +218,6 @@ class EpochAdvantages:
     def _earned(
         self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None, drawn: ArtifactRef | None
     ) -> SampleRewards:
-        """Return the rewards of one epoch, checked to be of the same samples."""
         tables = [read_rows(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
         for ref, table in zip(scored, tables, strict=True):
@@ -236,7 +230,7 @@ class EpochAdvantages:
         summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
             # Mean over the trained steps.
-            kl = self._of_samples(trajectories, ids, "reference_kl", lambda kl: sum(kl) / len(kl))
+            kl = figures_of_samples(self.context.store, trajectories, ids, "reference_kl", lambda kl: sum(kl) / len(kl))
             penalty = section.kl_coef * kl
         watched = [torch.tensor(table.column("reward").to_numpy()) for table in tables[len(rewards) :]]
         distances = None if section.diversity is None else watched.pop()
@@ -246,7 +240,7 @@ class EpochAdvantages:
         if trajectories is not None and section.overlong is not None:
             over, longest = section.overlong, self._stage.policy_kind.longest(self.config)
             assert longest is not None
-            lengths = self._of_samples(trajectories, ids, "log_probs", len)
+            lengths = figures_of_samples(self.context.store, trajectories, ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
         turns = turns_of(self.config)
@@ -261,9 +255,6 @@ class EpochAdvantages:
             cut=cut,
             distances=distances,
         )
-
-    def _of_samples(self, ref: ArtifactRef, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]) -> Tensor:
-        return figures_of_samples(self.context.store, ref, self.config.rollout.store, names, column, of)
 
 
 def _nullable(values: Tensor, counted: Tensor) -> pa.Array:

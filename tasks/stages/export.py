@@ -21,6 +21,7 @@ class ExportStage(Stage):
 
     # As for base models: a stand-in of a text encoder would have no weights.
     first_rank_only = True
+    only = "model"
 
     def options(self) -> Mapping[str, Any]:
         """The format, arguments of the model, and the facts of the card."""
@@ -74,9 +75,6 @@ class ExportStage(Stage):
     @property
     def parts(self) -> frozenset[Part]:
         return self.policy_kind.exporting_parts
-
-    def shards(self) -> list[Shard]:
-        return [Shard("model")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         exporting = ExportRequest(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage import Output, Shard, Stage
@@ -15,6 +14,8 @@ from flowmill.tasks.stages.stage import Output, Shard, Stage
 class GivenAdvantageStage(Stage):
     """The ingested samples that an epoch trains on: slices of one permutation of groups per pass, with one view of each
     row and one of its captions."""
+
+    only = "advantages"
 
     def options(self) -> Mapping[str, Any]:
         """Scale, neutral rating, the groups of an epoch, and what it draws for each."""
@@ -26,12 +27,6 @@ class GivenAdvantageStage(Stage):
 
     def upstream(self) -> tuple[Node, ...]:
         return (self.plan.samples_of(self.epoch),)
-
-    def shards(self) -> list[Shard]:
-        return [Shard("advantages")]
-
-    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        return records[0].summary
 
     def run(self, shard: Shard, folder: Path) -> Output:
         import numpy as np

@@ -85,7 +85,7 @@ class JudgeStage(Scoring):
         """Return the texts that the first images of a shard were drawn of."""
         if not self.reads_images:
             return []
-        opened = self.opened(shard, self.inputs()[0])
+        opened = [self.opened(self.inputs()[0], name) for name in self.parts_of(shard)]
         return [each.text(row) or "" for each in opened for row in range(each.table.num_rows)][:count]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:

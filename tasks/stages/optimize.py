@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ class OptimizeStage(Stage):
     """Trains policy n-1 on the trajectories and advantages of epoch n; writes policy n."""
 
     collective = True
+    only = SHARD
     _trained: TrainerState | None = None
 
     def options(self) -> Mapping[str, Any]:
@@ -74,9 +75,6 @@ class OptimizeStage(Stage):
         own = [section.batch_size for section in self.config.rewards if section.batch_size is not None]
         return {**size, "decode_batch_size": decode_rows(self.config), "batch_size": min(own, default=None)}
 
-    def shards(self) -> list[Shard]:
-        return [Shard(SHARD)]
-
     def run(self, shard: Shard, folder: Path) -> Output:
         """Train, resuming from the last committed checkpoint of this epoch."""
         from flowmill.tasks.training.data import TrainingData
@@ -97,10 +95,6 @@ class OptimizeStage(Stage):
         left_out = {} if self.config.optimize.stop_kl is None else {"left_out": 0, **trained.left_out}
         moved = {**trained.moved, **(move_limits(data.algorithm) if data.algorithm.requires.approx_kl else {})}
         return Output(rows=rows, summary={"updates": trained.metrics, **moved, **left_out})
-
-    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Metrics of every update, how far they moved the policy, and the number of those left out."""
-        return records[0].summary
 
     def committed(self, record: ShardRecord) -> None:
         """Keep the policy that was just trained: its weights are those of the artifact now.

@@ -25,6 +25,7 @@ SHARD = "policy"
 class PolicyStage(Stage):
     """The policy before training: the base model itself, fresh LoRA weights (which change nothing yet), or others'."""
 
+    only = SHARD
     _fresh: Mapping[str, torch.Tensor] | None = None
     _shapes: Mapping[str, torch.Size] | None = None
 
@@ -50,9 +51,6 @@ class PolicyStage(Stage):
     @property
     def parts(self) -> frozenset[Part]:
         return self.policy_kind.training_parts
-
-    def shards(self) -> list[Shard]:
-        return [Shard(SHARD)]
 
     def load(self) -> None:
         """Make fresh adapters if the run trains them; for weights of others read the shapes."""

@@ -18,14 +18,13 @@ from flowmill.tasks.stages.stage import Output, Shard, Stage
 class PreprocessStage(Stage):
     """The prompt table of a run, with the content hash of every prompt's embedding."""
 
+    only = "prompts"
+
     def options(self) -> Mapping[str, Any]:
         return {"prompts": self.facts.prompts_identity}
 
     def upstream(self) -> tuple[Node, ...]:
         return (Node(0, "encode"),)
-
-    def shards(self) -> list[Shard]:
-        return [Shard("prompts")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         from flowmill.storage.trajectories.source_images import write_references

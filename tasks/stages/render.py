@@ -67,7 +67,7 @@ class DrawingStage(Stage):
         self.host.use_threads()
         renderer = self.host.renderer
         assert renderer is not None
-        requested, drawer = list(self._requested(self._opened(shard))), renderer.config
+        requested, drawer = list(self._requested(self.opened(self.inputs()[0], shard.name))), renderer.config
         due = [(sample, text) for sample, text in requested if text is not None]
         started = drawer.prompts.image is not None
         size, form = drawer.execution.rollout_batch_size, media_format(drawer)
@@ -113,12 +113,6 @@ class DrawingStage(Stage):
         kind: Kind = self.plan.drawer.kind
         return kind
 
-    def _opened(self, shard: Shard) -> TrajectoryShard:
-        store, texts = self.context.store, self.inputs()[0]
-        record = store.record(texts, shard.name)
-        assert record is not None
-        return open_trajectory_store(self.config.rollout.store).open(store.files(texts, record))
-
     def _requested(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str | None]]:
         """Yield every image of every text, not drawn yet, with the text; with None images that remain from earlier."""
         section, model, turns = render_of(self.config), str(self.inputs()[1]), turns_of(self.config)
@@ -153,7 +147,6 @@ class DrawingStage(Stage):
 
     @cached_property
     def _earlier(self) -> dict[str, tuple[TrajectoryShard, int]]:
-        """The images of the turn before, by id."""
         return places_of(self.context.store, self.inputs()[2], None)
 
 

@@ -99,7 +99,6 @@ def _name(start: int, stop: int, size: int) -> str:
 
 
 def _range(name: str, size: int) -> tuple[int, int]:
-    """Return the range of samples that a name stands for."""
     ends = [[*map(int, end.split("_"))] for end in name.split("-")]
     start, stop = (end[0] * size + sum(end[1:]) for end in ends)
     return start, stop

@@ -16,11 +16,10 @@ from torch import Tensor
 from flowmill.configs.errors import CorruptError
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import in_few_chunks
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
+from flowmill.tasks.metrics.samples import shards_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,25 +74,22 @@ def history_of(names: Sequence[str], earlier: Sequence[SampleRewards]) -> list[T
 
 
 def figures_of_samples(
-    store: ArtifactStore, ref: ArtifactRef, form: str, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]
+    store: ArtifactStore, ref: ArtifactRef, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]
 ) -> Tensor:
     """Return a figure of a column of stored samples, (N,) float64.
 
     Args:
         ref: an artifact of samples.
-        form: of the trajectory store.
         names: ids of the samples.
         column: a column of their table.
         of: value of the column -> figure.
     """
-    opener = open_trajectory_store(form)
 
-    def figures(record: ShardRecord) -> pa.Table:
-        table = opener.open(store.files(ref, record)).table
+    def figures(table: pa.Table) -> pa.Table:
         values = pa.array([float(of(value)) for value in table.column(column).to_pylist()], pa.float64())
         return pa.table({"sample_id": table.column("sample_id"), "value": values})
 
-    every = in_few_chunks(figures(record) for record in store.shards(ref))
+    every = in_few_chunks(figures(shard.table) for shard in shards_of(store, ref))
     rows = pc.index_in(names, value_set=every.column("sample_id").combine_chunks())
     if rows.null_count:
         raise CorruptError(f"{ref} has no sample '{names.filter(pc.is_null(rows))[0]}', which is scored.")
@@ -103,5 +99,5 @@ def figures_of_samples(
 def drawings_of(store: ArtifactStore, ref: ArtifactRef, config: RunConfig, samples: pa.ChunkedArray) -> Tensor:
     """Return the turn that drew the newest image of each sample, (N,) float64."""
     names = [image_name(each, 0, of=render_of(config).images) for each in samples.to_pylist()]
-    form, column = config.rollout.store, pa.chunked_array([pa.array(names, pa.string())])
-    return figures_of_samples(store, ref, form, column, "metadata", lambda metadata: turn_in(json.loads(metadata)))
+    column = pa.chunked_array([pa.array(names, pa.string())])
+    return figures_of_samples(store, ref, column, "metadata", lambda metadata: turn_in(json.loads(metadata)))

@@ -158,7 +158,6 @@ class Sampling(Stage):
 
     @cached_property
     def _comments(self) -> dict[str, tuple[str, float | None]]:
-        """Remark and score of each sample's image."""
         assert self.before is not None
         table = read_rows(self.context.store, self._input(self.before.comment))
         return {row["sample_id"]: (row["note"] or "", row["reward"]) for row in table.to_pylist()}

@@ -11,17 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flowmill.configs.errors import StoreError
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.rewards import RewardSection
 from flowmill.models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
 from flowmill.models.rewards.factory import needs_of, scored_by_ranks, works_on_accelerator
 from flowmill.models.rewards.invocation import Handling, declared_needs, score
 from flowmill.storage.artifacts.row_digest import Contents
-from flowmill.storage.layout import ArtifactRef
-from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.storage.trajectories.tables import write_rows
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.option_paths import OptionPath, reward_places
 from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.inputs.renderer import reads_images, render_of, turn_in
@@ -163,24 +159,14 @@ class Scoring(Stage):
         count = render_of(self.config).images if self.reads_images else 1
         if count == 1:
             return batch, scores, table
-        texts = self.opened(shard, origin_of(self.context.store, self.inputs()[0]))
+        origin = origin_of(self.context.store, self.inputs()[0])
+        texts = [self.opened(origin, name).table for name in self.parts_of(shard)]
         rows = range(0, len(batch), count)
         # A sample one of whose images has no score has none.
         values = scores.values.reshape(-1, count).mean(1)
         remarks = scores.notes or [""] * len(batch)
         notes = [", ".join(dict.fromkeys(remarks[row : row + count])) for row in rows]
-        return batch.take(rows), Scores(values, notes), pa.concat_tables([each.table for each in texts])
-
-    def opened(self, shard: Shard, ref: ArtifactRef) -> list[TrajectoryShard]:
-        """Return the shards of an artifact of samples that are scored as one."""
-        return [self._opened(name, ref) for name in self.parts_of(shard)]
-
-    def _opened(self, name: str, ref: ArtifactRef) -> TrajectoryShard:
-        store = self.context.store
-        record = store.record(ref, name)
-        if record is None:
-            raise StoreError(f"Shard {name} of {ref} is not committed; it cannot be scored yet.")
-        return open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
+        return batch.take(rows), Scores(values, notes), pa.concat_tables(texts)
 
     def read(self, shard: Shard, needs: Needs) -> tuple[Batch, pa.Table]:
         """Return the samples of a shard as the reward needs them, and their table."""
@@ -189,7 +175,7 @@ class Scoring(Stage):
 
     def _read(self, name: str, needs: Needs) -> tuple[Batch, pa.Table]:
         ref = self.inputs()[0]
-        opened = self._opened(name, ref)
+        opened = self.opened(ref, name)
         table = opened.table
         recent = self.context.recent.find(ref, name, table.num_rows)
         samples = table.column("sample_id").to_pylist()
@@ -206,7 +192,6 @@ class Scoring(Stage):
 
 
 def _content(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Return the digest of the rows, which is independent of shards."""
     contents = Contents()
     contents.add_table(columns)
     return str(contents)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 
 import numpy as np
 import xxhash
@@ -18,7 +17,6 @@ class ShardWriter:
     """Writes the samples of a shard behind those who make them."""
 
     def __init__(self, writer: TrajectoryWriter, shown: Callable[[Iterable[np.ndarray]], None]) -> None:
-        """Bind to the writer of the shard's format, and to who else takes the media."""
         self.rows = 0
         """Samples added so far."""
         self.contents = Contents()
@@ -33,10 +31,8 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
+    def __exit__(self, *error: object) -> None:
+        if any(error):
             self._behind.close(wait=True)
 
     def add(self, samples: Sequence[Sample]) -> None:

@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flowmill.configs.errors import StoreError
 from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.backends.base import FileEntry
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.attempt_claims import Claim, claimed, next_attempt
+from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.modalities.modality import Kind
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.identity import StageIdentity
 
 if TYPE_CHECKING:
     from flowmill.models.policies.parts import Part
+    from flowmill.storage.trajectories.base import TrajectoryShard
     from flowmill.tasks.runs.context import RunContext
     from flowmill.tasks.runtime.host import ModelHost
 
@@ -44,7 +47,6 @@ class Output:
     """Result of a shard besides files."""
 
     rows: int
-    """Rows written."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the content, equal for equal content."""
     written: Callable[[], Sequence[FileEntry]] = tuple
@@ -60,6 +62,8 @@ class Stage(StageIdentity):
     """On several ranks: True when all work on each shard together, False when each takes its own shards."""
     first_rank_only: ClassVar[bool] = False
     """On several ranks: True where the first does it all, since libraries it writes files with write none on others."""
+    only: ClassVar[str]
+    """Name of the shard, for a stage whose artifact is one shard."""
     separable: ClassVar[bool] = False
     """True when no shard needs another, so that any process that reaches the store may make it."""
     context: RunContext
@@ -125,6 +129,13 @@ class Stage(StageIdentity):
             return tuple(self.context.chain.require(*node).ref for node in self.upstream())
         return self._inputs
 
+    def opened(self, ref: ArtifactRef, name: str) -> TrajectoryShard:
+        """Return a committed shard of an artifact of samples."""
+        record = self.context.store.record(ref, name)
+        if record is None:
+            raise StoreError(f"Shard {name} of {ref} is not committed, which stage '{self.name}' reads.")
+        return open_trajectory_store(self.config.rollout.store).open(self.context.store.files(ref, record))
+
     def meet(self) -> None:
         """Run collective work of all ranks before shards are taken."""
         self.host.meet(self.parts, self.load)
@@ -135,9 +146,9 @@ class Stage(StageIdentity):
     def rest(self) -> None:
         """Take part in collective calls of other ranks, with no shard left."""
 
-    @abstractmethod
     def shards(self) -> Sequence[Shard]:
         """Return all shards of the artifact but the closing ones, in order; committed ones included."""
+        return [Shard(self.only)]
 
     def closing(self) -> Sequence[Shard]:
         """Return the shards that are computed last, from all others, where the artifact is completed."""
@@ -151,8 +162,8 @@ class Stage(StageIdentity):
         """Hear in every process that worked on a shard that it is committed."""
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Return figures of the whole artifact for its manifest."""
-        return {}
+        """Return figures of the whole artifact for its manifest; by default those of its only shard."""
+        return records[0].summary if len(records) == 1 else {}
 
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove transient files once the artifact is complete."""

@@ -6,7 +6,6 @@ Legend: N samples, M of them that count, T tokens of the longest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,10 @@ from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.estimators import Earned, TokenEstimator
 from flowmill.tasks.advantages.tokens import explained_variance
 from flowmill.tasks.algorithms.token_objectives import masked_sum, token_kl
-from flowmill.tasks.inputs.components import open_trajectory_store
+from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.modalities.reader import RaggedArray
 
 _LIST = pa.list_(pa.float32())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenEstimates:
-    """An estimator's result for an epoch."""
-
-    of_samples: Tensor
-    """(M,) float64 mean of the advantages of each sample's tokens."""
-    columns: Mapping[str, Any]
-    """A table of ``TOKEN_ADVANTAGES``, N rows."""
-    summary: Mapping[str, float]
-    """Figures of the epoch."""
 
 
 class TokenTables:
@@ -47,19 +34,18 @@ class TokenTables:
         self._ids, self._stored = ids, stored
 
     @classmethod
-    def read(cls, store: ArtifactStore, inputs: Sequence[ArtifactRef], samples: pa.Table, form: str) -> TokenTables:
+    def read(cls, store: ArtifactStore, inputs: Sequence[ArtifactRef], samples: pa.Table) -> TokenTables:
         """Read an advantage stage's inputs for some samples.
 
         Args:
             inputs: artifacts, of which trajectories and values are read.
             samples: their order.
-            form: of the trajectory store.
         """
         ids = samples.column("sample_id").to_pylist()
         of = {ref.kind: ref for ref in inputs}
-        opener, rolled = open_trajectory_store(form), of["trajectories"]
-        tables = [opener.open(store.files(rolled, record)).table for record in store.shards(rolled)]
-        stored = {"log_probs": _by_sample(pa.concat_tables(tables), "log_probs", ids, rolled)}
+        rolled = of["trajectories"]
+        table = pa.concat_tables([shard.table for shard in shards_of(store, rolled)])
+        stored = {"log_probs": _by_sample(table, "log_probs", ids, rolled)}
         for name in ("values", "reference_log_probs"):
             source = of.get("values")
             stored[name] = None if source is None else _by_sample(read_rows(store, source), name, ids, source)
@@ -67,8 +53,9 @@ class TokenTables:
 
     def estimate(
         self, estimator: TokenEstimator, scores: Tensor, groups: Tensor, counted: Tensor, *, kl_coef: float
-    ) -> TokenEstimates:
-        """Return an estimator's result for the samples that count.
+    ) -> tuple[Tensor, dict[str, Any], dict[str, float]]:
+        """Return an estimator's result for the samples that count: (M,) float64 mean of the advantages of each sample's
+        tokens, a table of ``TOKEN_ADVANTAGES`` with N rows, and figures of the epoch.
 
         Args:
             scores: (M,) float64.
@@ -78,7 +65,10 @@ class TokenTables:
         """
         counting = counted.nonzero()[:, 0].tolist()
         log_probs, mask = self._laid_out("log_probs", counting)
-        values, reference = (self._laid_out_or_none(name, counting) for name in ("values", "reference_log_probs"))
+        values, reference = (
+            None if self._stored[name] is None else self._laid_out(name, counting)[0]
+            for name in ("values", "reference_log_probs")
+        )
         kl = None if reference is None else token_kl(log_probs, reference, estimator.kl)
         earned = Earned(scores=scores, groups=groups, mask=mask, kl=kl, values=values, kl_coef=kl_coef)
         estimate = estimator.estimate(earned)
@@ -97,7 +87,7 @@ class TokenTables:
             summary["value_mean"] = float(values[mask].mean())
             summary["return_mean"] = float(estimate.returns[mask].mean())
         means = masked_sum(estimate.advantages, mask) / mask.sum(-1).clamp(min=1)
-        return TokenEstimates(of_samples=means, columns=columns, summary=summary)
+        return means, columns, summary
 
     def _laid_out(self, name: str, counting: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the numbers of samples, (M, T) float64, and where they are, (M, T) bool."""
@@ -109,9 +99,6 @@ class TokenTables:
         full = np.zeros(mask.shape)
         full[mask] = np.concatenate(chosen)
         return torch.from_numpy(full), torch.from_numpy(mask)
-
-    def _laid_out_or_none(self, name: str, counting: Sequence[int]) -> Tensor | None:
-        return None if self._stored[name] is None else self._laid_out(name, counting)[0]
 
     def _column(self, table: Tensor, mask: Tensor, counting: Sequence[int]) -> pa.Array:
         """Return (M, T) numbers as a column of N lists, null where a sample does not count."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.models.policies.parts import Part
-from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.inputs.option_paths import OptionPath, algorithm_places
 from flowmill.tasks.specs.graph import HELD_OUT, Node, policy_after
@@ -23,6 +22,7 @@ class ValidateStage(Stage):
     """
 
     collective = True
+    only = "losses"
 
     def take_slot(self) -> None:
         if not self.plan.has_losses:
@@ -52,9 +52,6 @@ class ValidateStage(Stage):
     def sizes(self) -> Mapping[str, int | None]:
         return {"micro_batch_size": self.config.execution.micro_batch_size}
 
-    def shards(self) -> list[Shard]:
-        return [Shard("losses")]
-
     def run(self, shard: Shard, folder: Path) -> Output:
         from flowmill.tasks.training.data import HeldOutData
         from flowmill.tasks.training.epoch import TrainingEpoch
@@ -64,6 +61,3 @@ class ValidateStage(Stage):
         if self.host.ranks.first:
             (folder / "figures.json").write_text(canonical_json(figures))
         return Output(rows=rows, summary=figures)
-
-    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        return records[0].summary

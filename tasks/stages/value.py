@@ -12,7 +12,6 @@ import pyarrow as pa
 from flowmill.models.policies.parts import Part
 from flowmill.storage.artifacts.row_digest import Contents
 from flowmill.storage.trajectories.tables import write_rows
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.modalities.modality import ValueRequest
 from flowmill.tasks.specs.graph import Node, policy_after
 from flowmill.tasks.specs.run_inputs import critic_identity
@@ -57,10 +56,7 @@ class ValueStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         self.host.use_threads()
-        store, trajectories = self.context.store, self.inputs()[1]
-        record = store.record(trajectories, shard.name)
-        assert record is not None
-        opened = open_trajectory_store(self.config.rollout.store).open(store.files(trajectories, record))
+        opened = self.opened(self.inputs()[1], shard.name)
         self._valuing.load()
         values = self.policy_kind.values(self._valuing, opened)
         names = ("sample_id", "prompt_id", "group_id")

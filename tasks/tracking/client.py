@@ -37,10 +37,11 @@ class FolderClient(MlflowClient):
     """Logs to the SQLite file in a folder, and artifacts to the folder next to it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, or create it under a temporary name first, so that a kill leaves no partial file."""
+        """Open the database, or create it under a temporary name first, a kill leaves no partial file."""
         database = folder / "mlflow.db"
         if not database.exists():
-            _make(database)
+            folder.mkdir(parents=True, exist_ok=True)
+            _put(database, _copy_template)
         _check(database)
         uri = database_uri(database)
         super().__init__(tracking_uri=uri, registry_uri=uri)
@@ -115,12 +116,6 @@ def _check(database: Path) -> None:
         )
 
 
-def _make(database: Path) -> None:
-    """Create an empty database atomically, or keep one that another process created first."""
-    database.parent.mkdir(parents=True, exist_ok=True)
-    _put(database, _copy_template)
-
-
 def _copy_template(target: Path) -> None:
     """Copy the cached empty database of this MLflow version; creating one takes a second."""
     template = user_cache() / f"mlflow-{MLFLOW_VERSION}.db"
@@ -141,7 +136,7 @@ def _make_empty(target: Path) -> None:
 
 
 def _put(target: Path, make: Callable[[Path], None]) -> None:
-    """Make a file in a temporary folder and link it, so that a kill leaves no partial file."""
+    """Make a file in a temporary folder and link it, unless another process did: a kill leaves no partial file."""
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=target.parent) as aside:
         new = Path(aside) / target.name
         make(new)

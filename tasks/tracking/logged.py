@@ -20,8 +20,8 @@ from PIL import Image
 
 from flowmill.configs.escaping import visible
 from flowmill.tasks.metrics.image_grids import squared
-from flowmill.tasks.metrics.points import Point
 from flowmill.tasks.metrics.texts import Text
+from flowmill.tasks.metrics.tracked import Point
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name
 
 if TYPE_CHECKING:
@@ -61,17 +61,10 @@ _MOST = 30
 
 
 def log_texts(client: MlflowClient, run_id: str, texts: Sequence[Text], *, place: str, epoch: int) -> None:
-    """Log the first texts of an evaluation as a table."""
+    """Log the first texts of an evaluation as a table that MLflow's pages show; logging it again replaces it."""
     path = f"{mlflow_name('folder', place)}/texts_epoch_{epoch_digits(epoch)}.json"
-    log_table(client, run_id, path, Text._fields, texts)
-
-
-def log_table(
-    client: MlflowClient, run_id: str, path: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> None:
-    """Log rows as a table that MLflow's pages show; logging it again replaces it."""
-    cells = [[visible(value, keep="\n\t") if isinstance(value, str) else value for value in row] for row in rows]
-    client.log_text(run_id, json.dumps({"columns": list(columns), "data": cells}), path)
+    cells = [[visible(value, keep="\n\t") for value in text] for text in texts]
+    client.log_text(run_id, json.dumps({"columns": list(Text._fields), "data": cells}), path)
     tables = json.loads(client.get_run(run_id).data.tags.get(_TAG, "[]"))
     if (table := {"path": path, "type": "table"}) not in tables:
         client.set_tag(run_id, _TAG, json.dumps([*tables[-_MOST:], table]))

@@ -30,9 +30,7 @@ class Owner:
     """The run that owns the models."""
 
     run: str
-    """Name of the run in the store."""
     run_id: str
-    """MLflow's id of the run."""
     experiment_id: str
     kind: str
     """Kind of training: lora or full."""
@@ -97,9 +95,7 @@ class Export:
 
     epoch: int
     folder: Path
-    """Its files."""
     digest: str
-    """Hash of its content."""
     policy: str
     """``kind/id`` of the policy the run ends with as it is now."""
 

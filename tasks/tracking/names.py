@@ -20,7 +20,6 @@ class NameRule:
     """MLflow's rule for names of one kind."""
 
     limit: int
-    """Most characters."""
     refused: re.Pattern[str]
     """A character that the name may not contain."""
     is_path: bool = False

@@ -170,7 +170,6 @@ class Tracker:
         return self._opened
 
     def _current(self) -> list[Content]:
-        """Return the content of all committed epochs and evaluations of the run."""
         chain = self.context.chain
         contents: list[Content | None] = []
         for key, read in self._readers(chain):
@@ -236,7 +235,6 @@ class Tracker:
         return str(run.info.run_id)
 
     def _begin_run(self, old: str | None) -> None:
-        """Create an MLflow run; put away an old one with outdated entries."""
         from flowmill.tasks.tracking.models import put_away
 
         if old is not None:

@@ -33,7 +33,6 @@ class BoundedLines:
     """The lines of a text file; an empty one instead of one that is too long."""
 
     def __init__(self, file: TextIO) -> None:
-        """Bind to a file."""
         self._file = file
         self.too_long = False
         """Whether the last line, or one since this was set to False, was too long."""
@@ -57,7 +56,6 @@ class BoundedTar:
     """A tar as a file for ``tarfile``, which reads headers as a whole, whatever their size."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        """Bind to a file."""
         self.seek, self.tell, self._read = file.seek, file.tell, file.read
         self._left = _MOST_MEMBER
 

@@ -42,7 +42,6 @@ class Folder:
     """The files of a folder, but for hidden ones."""
 
     def __init__(self, path: str) -> None:
-        """Bind to a folder."""
         self.path = path.rstrip("/")
 
     @cached_property
@@ -84,7 +83,6 @@ def folder_files(folder: Folder, split: str, where: str) -> list[str]:
     """Return the files of rows in a folder; images where each is a row.
 
     Args:
-        folder: the folder.
         split: the split to read, where there are several.
         where: the setting that names the folder, for errors.
     """
@@ -117,7 +115,6 @@ def split_files(names: Sequence[str], card: str, split: str) -> list[str]:
     Args:
         names: files of a folder.
         card: the README.md, or ''.
-        split: the split.
     """
     tables = [name for name in names if ending_of(name) not in ("", ".txt") and name not in _ABOUT]
     if patterns := _patterns(card, split):

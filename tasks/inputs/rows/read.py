@@ -92,7 +92,6 @@ def _unpacked(file: str, process: int) -> IO[bytes]:
 
 
 def _image(file: str, where: str, names: Names) -> Row:
-    """Return an image with the text next to it."""
     folder, _, name = file.rpartition("/")
     beside, stem = _beside(folder), name.rpartition(".")[0]
     caption = next((each for ending in CAPTIONS if beside.has(each := f"{stem}{ending}")), None)

@@ -15,7 +15,6 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
     """Return the HTML of a report of one or several runs.
 
     Args:
-        contexts: the runs.
         price: price of an hour of work, to show the cost of a run.
     """
     from flowmill.tasks.reports.report.page import page

@@ -21,9 +21,7 @@ class StageCost:
     """The cost of one stage over the whole run."""
 
     stage: str
-    """Its name."""
     artifacts: int
-    """Number of its artifacts."""
     seconds: float
     """Seconds of work on them, over all processes."""
     size: int
@@ -41,13 +39,11 @@ class RunReport:
     """Trained epochs, and configured epochs."""
     description: str
     reward: str
-    """The name of its weighted reward."""
     headline: Headline | None
     """Its result; None before the first evaluation of a trained model."""
     export: tuple[str, str]
     """The artifact of its exported model, empty before the export, and the command that copies it."""
     warnings: Sequence[str]
-    """Its alerts."""
     curves: Mapping[str, Curve]
     """By key of the tracker: (epoch or update, value)."""
     results: tuple[int, Figures, Figures]
@@ -59,13 +55,9 @@ class RunReport:
     changed: Sequence[Pair]
     """The samples of the evaluations whose rewards changed most."""
     data: Tables
-    """Tables of its data, by title."""
     ingested: Sequence[Shot]
-    """The first ingested samples."""
     best: Sequence[Shot]
-    """Best samples of the last epoch."""
     worst: Sequence[Shot]
-    """Worst samples of the last epoch."""
     rewards: Mapping[int, np.ndarray]
     """Optimized sums of all samples of the first and the last epoch, (samples,)."""
     spreads: Mapping[int, np.ndarray]
@@ -75,7 +67,6 @@ class RunReport:
     stale: Sequence[str]
     """Stale stages, each with the reason."""
     costs: Sequence[StageCost]
-    """Cost by stage."""
     lineage: Sequence[tuple[str, str, Sequence[str]]]
     """Stage, artifact and inputs of epoch 0 and the last epoch."""
     config: str

@@ -22,7 +22,6 @@ class Headline:
     prompts: int
     """Number of its prompts with a score."""
     before: Estimate
-    """Before training."""
     after: Estimate
     """After the last evaluated epoch."""
     change: Estimate
@@ -36,7 +35,6 @@ class SampleScores:
     sample_id: str
     prompt_id: str
     split: str
-    """Its prompt list."""
     reward: float | None
     """Its weighted sum of rewards; None without a score."""
     verdict: str
@@ -63,7 +61,6 @@ def evaluated(view: RunView, epoch: int) -> dict[str, SampleScores]:
 
 
 def _verdict(slot: str, row: Mapping[str, Any]) -> str:
-    """Return the score and the remark of a reward in words."""
     score, note = row[f"reward.{slot}"], row[f"note.{slot}"]
     return " ".join([slot, *([f"{score:.3g}"] if score is not None else []), *([f"({note})"] if note else [])])
 

@@ -61,7 +61,6 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
 
 
 def _differing(runs: Sequence[RunReport]) -> list[tuple[str, list[Any]]]:
-    """Return the settings in which runs differ, with the value of each."""
     settings = unlike(*(run.settings for run in runs), missing="")
     return [(key, list(values)) for key, values in settings.items() if key != "run.name"]
 

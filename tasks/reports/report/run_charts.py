@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from flowmill.tasks.metrics.points import ACHIEVED
+from flowmill.tasks.metrics.tracked import ACHIEVED
 from flowmill.tasks.reports.report import charts
 from flowmill.tasks.reports.report.content import RunReport
 

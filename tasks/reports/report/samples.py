@@ -118,10 +118,10 @@ def ingested_shots(view: RunView) -> list[Shot]:
     if data is None or entry is None:
         return []
     table = read_rows(view.store, entry.ref, "rewards").slice(0, _GIVEN).to_pylist()
-    rows = [
-        _scored(row, ("chosen" if row["reward"] else "rejected") if data.paired else _rated(row["reward"]))
-        for row in table
-    ]
+    rows = []
+    for row in table:
+        rated = "" if row["reward"] is None else f"rating {row['reward']:g}"
+        rows.append(_scored(row, ("chosen" if row["reward"] else "rejected") if data.paired else rated))
     shots = shots_of(view, 0, rows, evaluation=False)
     return [shots[row.sample_id] for row in rows if row.sample_id in shots]
 
@@ -129,10 +129,6 @@ def ingested_shots(view: RunView) -> list[Shot]:
 def _scored(row: Mapping[str, Any], verdict: str) -> SampleScores:
     names = {name: row[name] for name in ("sample_id", "prompt_id", "reward")}
     return SampleScores(**names, split="train", verdict=verdict)
-
-
-def _rated(rating: float | None) -> str:
-    return "" if rating is None else f"rating {rating:g}"
 
 
 def first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:

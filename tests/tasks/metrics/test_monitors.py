@@ -30,7 +30,7 @@ from flowmill.tasks.algorithms.trends import (
 )
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.describe import describe_run
-from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
+from flowmill.tasks.metrics.monitors import correlations, shares
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import FlowmillCommand
 from tests.support.inside import prepare, run_stage
@@ -76,11 +76,11 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
     for node in context.plan.nodes():
         if node.epoch == 1 and node.stage in ("rollout", "score"):
             run_stage(context, node.stage, node.epoch, node.slot)
-    found = shares(read_scored(context.chain, 1), context.config.rewards)
+    found = shares(context.chain, 1)
     assert found.keys() == {"jpeg_compressibility", "bright"}
     assert sum(found.values()) == pytest.approx(1.0)
     single = prepare(make_config("run.name=single"))
-    assert shares(read_scored(single.chain, 1), single.config.rewards) == {}, "one reward is all of it"
+    assert shares(single.chain, 1) == {}, "one reward is all of it"
 
 
 def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
@@ -95,7 +95,7 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     total = read_rows(store, watched.chain.require(1, "advantage").ref).column("reward").to_numpy()
     bright = read_rows(store, watched.chain.require(1, "score", "bright").ref).column("reward").to_numpy()
     expected = float(np.corrcoef(total, bright)[0, 1])
-    found = correlations(read_scored(watched.chain, 1))
+    found = correlations(watched.chain, 1)
     assert found == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
     assert describe_run(watched)["warnings"] == []
 

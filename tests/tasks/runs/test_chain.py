@@ -350,19 +350,19 @@ def test_settings_of_another_run_are_refused_for_a_stage(make_config: Make) -> N
 
 def test_a_forecast_says_what_would_be_computed_and_why(make_config: Make) -> None:
     config = make_config()
-    new = {stage.stage: stage for stage in forecast(config).stages}
+    new = {stage.stage: stage for stage in forecast(config)}
     assert (new["rollout"].due, new["rollout"].fresh, new["rollout"].reason) == (2, 0, "rollout@1 was not made yet")
     context = prepare(config)
     run_epoch(context, 1)
-    half = {stage.stage: stage for stage in forecast(config).stages}
+    half = {stage.stage: stage for stage in forecast(config)}
     assert (half["rollout"].due, half["rollout"].fresh) == (1, 1)
     assert half["rollout"].rows == 4 * 4 * 3
     assert half["rollout"].seconds is not None
     other = forecast(make_config("optimize.learning_rate=0.5"))
-    by_name = {stage.stage: stage for stage in other.stages}
+    by_name = {stage.stage: stage for stage in other}
     assert by_name["rollout"].fresh == 1
     assert "learning_rate 0.001 -> 0.5" in by_name["optimize"].reason
-    shared = {s.stage: s for s in forecast(make_config("optimize.learning_rate=0.5", "run.name=other")).stages}
+    shared = {s.stage: s for s in forecast(make_config("optimize.learning_rate=0.5", "run.name=other"))}
     assert (shared["rollout"].reused, shared["rollout"].due) == (1, 1)
 
 

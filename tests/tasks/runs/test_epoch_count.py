@@ -79,14 +79,14 @@ def test_dry_says_what_run_would_do(make_config: Make, config_file: Path) -> Non
     asked = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0"]))
     assert asked.note is not None
     # Nothing is marked as finished, but all is there.
-    assert forecast(asked.config, asked.run).due == 0
+    assert not any(stage.due for stage in forecast(asked.config, asked.run))
     mark_finished(context, {})
     assert asked.run is not None
     assert finished_result(asked.run) == {}
     made = forecast(asked.config, asked.run)
-    assert made.due == 0
-    counts = {stage.stage: stage.fresh for stage in made.stages}
-    assert counts == {stage.stage: stage.fresh for stage in forecast(asked.config).stages}
+    assert not any(stage.due for stage in made)
+    counts = {stage.stage: stage.fresh for stage in made}
+    assert counts == {stage.stage: stage.fresh for stage in forecast(asked.config)}
     other = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0", "run.seed=9"]))
     assert (other.run, other.config.run.epochs) == (None, 0)
     assert other.conflicts == ("run.seed: 0 -> 9",)

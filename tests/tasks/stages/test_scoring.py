@@ -24,7 +24,7 @@ from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import composed
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
+from flowmill.tasks.metrics.monitors import correlations, shares
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
@@ -357,7 +357,7 @@ def test_composition_belongs_to_the_advantages_alone(make_config: Make) -> None:
         stage = make_stage(context, "advantage", 1)
         assert stage.ref != made(plain, "advantage")
         StageRun(stage).execute()
-        parts = shares(read_scored(context.chain, 1), context.config.rewards)
+        parts = shares(context.chain, 1)
         assert sum(parts.values()) == pytest.approx(1.0)
 
 
@@ -369,7 +369,7 @@ def test_monitors_may_fail_for_some(make_config: Make) -> None:
     context = prepare(make_config(excluding("exclude_sample", failing).replace("rewards", "monitors")))
     run_stage(context, "score", 1, "mine")
     assert rewards_of(context, "mine").column("reward").null_count == 4
-    assert -1.0 <= correlations(read_scored(context.chain, 1))["mine"] <= 1.0
+    assert -1.0 <= correlations(context.chain, 1)["mine"] <= 1.0
 
 
 @pytest.mark.campaign
