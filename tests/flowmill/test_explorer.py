@@ -24,10 +24,13 @@ from streamlit.testing.v1 import AppTest
 
 import flowmill
 from flowmill.configs.escaping import in_cell, in_markdown, visible
+from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.explorer.samples import NOISE, in_groups, in_reading_order, paired, short, stops
+from flowmill.tasks.inputs.store_trust import remember
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.small import small_data, write_small
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +42,13 @@ Make = Callable[..., RunConfig]
 PROMPTS = ("![x](http://127.0.0.1:9/t.png) **b** $5$", '=HYPERLINK("http://h")', "a \x1b[31m b", "<b>c</b> :red[d]")
 
 
-@pytest.fixture
-def run(make_config: Make, tmp_path: Path) -> flowmill.Run:
-    config = make_config()
-    (tmp_path / "train.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+@pytest.fixture(scope="module")
+def run(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> flowmill.Run:
+    """A run of one epoch, which no test changes."""
+    folder = tmp_path_factory.mktemp("explored")
+    config = load_config(write_small(folder, small_data(folder, tiny_base)))
+    remember(config)
+    (folder / "train.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     run_epoch(prepare(config), 1)
     return flowmill.open(str(config.store.root)).run("small")
 
