@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import html
 import itertools
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -288,46 +281,6 @@ def test_a_run_that_is_not_there(flowmill: FlowmillCommand, run: Any) -> None:
     done = flowmill("view", "smal", "--root", run.store.root)
     assert done.returncode == 1
     assert "Did you mean 'small'" in done.stderr
-
-
-def test_the_server_listens_on_loopback_alone_and_ends_with_a_signal(run: Any, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "pandas.py").write_text("raise SystemExit('hidden')")
-    command = [
-        sys.executable,
-        "-m",
-        "flowmill.flows.cli",
-        "view",
-        "small",
-        "--root",
-        run.store.root,
-        "--port",
-        str(port),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while not answers(port):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
-        listening = [each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"]
-        assert set(listening) == {"127.0.0.1"}
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-    finally:
-        process.kill()
-
-
-def answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2) as answer:
-            return bool(answer.read() == b"ok")
-    except OSError:
-        return False
 
 
 def updates(run: flowmill.Run, sample: str) -> list[dict[str, Any]]:
