@@ -284,7 +284,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=30)
 @given(st.dictionaries(st.text(), JSON))
 def test_fingerprint_ignores_key_order_and_number_spelling(data: dict[str, Any]) -> None:
     assert fingerprint(data) == fingerprint(dict(reversed(data.items())))
