@@ -61,6 +61,14 @@ def test_a_check_and_a_flow_import_no_library_of_later_work(tmp_path: Path, code
 
 
 def test_language_models_need_no_library_of_diffusion(tmp_path: Path) -> None:
-    """A run checks its config first."""
+    """Of all stages of a run; what a flow imports besides is above."""
     (tmp_path / "texts.yaml").write_text(json.dumps(texts_data(tmp_path)))
-    assert needlessly_loaded(tmp_path, "run texts.yaml", "main()", {"diffusers"}) == ""
+    code = (
+        "from flowmill.configs.load import load_config\n"
+        "    from flowmill.tasks.checks.check import check_config\n"
+        "    from tests.support.inside import train\n"
+        "    config = load_config('texts.yaml')\n"
+        "    check_config(config)\n"
+        "    train(config)"
+    )
+    assert needlessly_loaded(tmp_path, "run", code, {"diffusers"}) == ""
