@@ -16,18 +16,7 @@ from types import FunctionType
 
 import pytest
 
-from flowmill.configs.registry import Table, resolve
-from flowmill.models.engines import ENGINES
-from flowmill.models.maths import KERNELS, PLANS
-from flowmill.models.policies import POLICIES
-from flowmill.models.quickstart import BUILDERS
-from flowmill.models.rewards import BACKBONES, REWARDS
-from flowmill.storage.trajectories import TRAJECTORY_STORES
-from flowmill.tasks.advantages.estimators import ESTIMATORS
-from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from flowmill.tasks.choices import SAMPLERS
-from flowmill.tasks.specs.modalities import KINDS, MODALITY_SPECS
-from flowmill.tasks.specs.stages import STAGES
+from flowmill.tasks.specs.modalities import KINDS
 from tests.support import rooms
 from tools.size import documented_lines, room_lines
 
@@ -44,23 +33,6 @@ ALLOWED = {
     "flowmill": {"configs", "storage", "models", "tasks", "flows"},
 }
 FILES = [path for room in ALLOWED for path in (ROOT / room).rglob("*.py")]
-TABLES = [
-    POLICIES,
-    BUILDERS,
-    REWARDS,
-    BACKBONES,
-    PLANS,
-    KERNELS,
-    SAMPLERS,
-    TRAJECTORY_STORES,
-    ALGORITHMS,
-    TOKEN_ALGORITHMS,
-    ESTIMATORS,
-    ENGINES,
-    Table({spec.name: spec.stage for spec in STAGES.values()}, like="flowmill.tasks.stages.stage:Stage"),
-    MODALITY_SPECS,
-    KINDS,
-]
 
 
 @cache
@@ -204,18 +176,10 @@ def test_nothing_unpickles() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "flowmill.configs.load",
-        "flowmill.configs.schema",
-        "flowmill.storage.maintenance.verify",
-        "flowmill.flows.cli",
-        "flowmill",
-    ],
-)
-def test_light_modules_import_no_torch(module: str) -> None:
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'prefect' in sys.modules)"
+def test_light_modules_import_no_torch() -> None:
+    """Configs, what verifies a store, the command line and the Python API."""
+    modules = "flowmill.configs.schema, flowmill.storage.maintenance.verify, flowmill.flows.cli, flowmill"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -229,12 +193,6 @@ def test_stages_and_families_are_named_without_their_large_libraries() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert said.split() == ["False"], "status reads the options of all of them, and should not wait for these"
-
-
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: next(iter(table.values())).split(":")[0])
-def test_every_table_entry_exists(table: dict[str, str]) -> None:
-    for name in table:
-        assert callable(resolve(table, name, label="entry"))
 
 
 def test_packages_listed_for_installation_are_the_folders() -> None:

@@ -90,11 +90,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert rendered or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", sorted(build.pages()))
-def test_markers_of_a_page_are_replaced(name: str) -> None:
-    assert "<!-- built:" not in build.text(name)
-
-
 @pytest.mark.slow
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -84,13 +84,3 @@ def test_a_template_starts_a_run_of_sixteen_processes(
     program = Program(module="m", processes=found.execution.processes, nodes=found.execution.nodes)
     commands = make_launcher(found.execution).commands(program, tmp_path)
     assert [made[: len(start)] for made, start in zip(commands, starts, strict=True)] == starts
-
-
-def test_the_slurm_job_asks_for_what_its_agents_need_and_hands_it_on() -> None:
-    lines = (TEMPLATES / "slurm.sh").read_text().splitlines()
-    asked = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines if line.startswith("#SBATCH"))
-    assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("2", "1", "8")
-    assert int(asked["cpus-per-task"]) >= 8 * 4, "ranks, and what scores beside them"
-    assert asked["mem"] == "0", "all memory of the nodes: without it a partition's default, a few GB"
-    exported = {line.removeprefix("export ").partition("=")[0] for line in lines if line.startswith("export ")}
-    assert exported == {"SLURM_EXPORT_ENV"}

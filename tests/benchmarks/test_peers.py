@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from flowmill.configs.load import parse_config
 from flowmill.tasks.checks.check import check_config
 from tools.benchmarks import __main__ as bench
-from tools.benchmarks import bare, flow_grpo, page, peers
+from tools.benchmarks import bare, page, peers
 from tools.benchmarks.work import PROMPTS, WORK, build_base
 
 COUNTED: dict[str, dict[str, Any]] = {
@@ -34,17 +33,6 @@ def test_other_work_is_not_compared(side: str) -> None:
     other = {**COUNTED, side: {**COUNTED[side], "without": 1279}}
     with pytest.raises(SystemExit, match="not the same work"):
         peers.check_work(other)
-
-
-def test_without_a_checkout_it_is_compared_with_the_bare_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "flowmill, conditional"
-    monkeypatch.setattr(peers, "build_base", lambda folder: None)
-    monkeypatch.setattr(peers, "ours", lambda base, variant: COUNTED[name])
-    alone = {**COUNTED[name], "without": 1856}
-    monkeypatch.setattr(peers, "bare", lambda base, variant, plain: {**alone, "cpu": 7.0 if plain else 5.0})
-    text = peers.compare(None, 2, [name])
-    assert f"| {name} | 7.0 |  | 1.40 (1.40 to 1.40) | 1000 |" in text
-    assert "| bare compute, conditional, peft's adapters | 7.0 |" in text
 
 
 @pytest.mark.parametrize("variant", list(peers.VARIANTS))
@@ -76,48 +64,6 @@ def test_every_variant_is_a_config_that_works(tmp_path: Path) -> None:
         assert cost.samples_per_epoch == WORK["prompts_per_epoch"] * WORK["group_size"]
         assert cost.optimize_rows == cost.samples_per_epoch * (WORK["steps"] - 1)
         assert len(PROMPTS) >= WORK["prompts_per_epoch"]
-
-
-def test_epochs_end_where_they_should() -> None:
-    stop = flow_grpo.Epochs(2)
-    stop.marks, stop.rows = [], SimpleNamespace(counted=lambda: {"without": 7})
-    # Never an evaluation; the end before a third epoch.
-    assert [epoch % stop for epoch in range(2)] == [1, 1]
-    with pytest.raises(flow_grpo.Done):
-        2 % stop
-    assert len(stop.marks) == 3
-    assert stop.marks[-1]["without"] == 7
-
-
-def test_of_ours_every_epoch_but_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flowmill.tasks.tracking.tracker import Tracker
-    from tools.benchmarks import ours
-
-    logged: list[int] = []
-    monkeypatch.setattr(Tracker, "log_epoch", lambda self, epoch: logged.append(epoch))
-    taken = iter([10.0, 12.0, 15.0])
-    monkeypatch.setattr(ours, "cpu_of_all", lambda: next(taken))
-    rows = iter([{"without": 4}, {"without": 9}, {"without": 15}])
-    marks = ours.Marks(SimpleNamespace(counted=lambda: next(rows)))  # type: ignore[arg-type]
-    for epoch in (1, 2, 3):
-        Tracker.log_epoch(None, epoch)  # type: ignore[arg-type]
-    assert logged == [1, 2, 3]
-    assert marks.epochs() == [{"cpu": 2.0, "without": 5}, {"cpu": 3.0, "without": 6}]
-
-
-def test_rows_are_counted_with_and_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tools.benchmarks import work
-
-    class Model:
-        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return hidden_states
-
-    monkeypatch.setattr(work.diffusers, "SD3Transformer2DModel", Model)
-    rows = work.Rows()
-    Model().forward(torch.zeros(3, 2))
-    with torch.no_grad():
-        Model().forward(torch.zeros(5, 2))
-    assert rows.counted() == {"with_gradient": 3, "without": 5}
 
 
 def test_every_benchmark_has_its_place_in_a_page(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from flowmill.configs import introspection
 from flowmill.configs.errors import ConfigError
@@ -17,7 +15,6 @@ from flowmill.configs.fingerprint import canonical_json, fingerprint
 from flowmill.configs.load import differences, flatten, load_config, unlike
 from flowmill.configs.presets import preset_files
 from flowmill.configs.registry import option_names, resolve
-from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import near_path, nearest
 from flowmill.flows.chained import chained
 from flowmill.flows.requests import PipelineRequest
@@ -26,7 +23,6 @@ from flowmill.models.quickstart import BUILDERS
 from flowmill.models.rewards import REWARDS
 from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.tasks.algorithms import ALGORITHMS
-from pages.config_page import docstrings
 
 PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -281,24 +277,6 @@ def test_a_setting_with_parts_differs_in_its_parts_alone() -> None:
     }
 
 
-def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    yield model
-    for field in model.model_fields.values():
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                yield from sections(inner)
-
-
-def test_every_setting_is_documented() -> None:
-    undocumented = [
-        f"{section.__name__}.{name}"
-        for section in sections(RunConfig)
-        for name in section.model_fields
-        if not docstrings(section).get(name)
-    ]
-    assert not undocumented
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -306,7 +284,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=30)
 @given(st.dictionaries(st.text(), JSON))
 def test_fingerprint_ignores_key_order_and_number_spelling(data: dict[str, Any]) -> None:
     assert fingerprint(data) == fingerprint(dict(reversed(data.items())))

@@ -19,15 +19,18 @@ from flowmill.models.engines import ENGINES
 from flowmill.models.maths import KERNELS, PLANS, SOLVERS
 from flowmill.models.policies import POLICIES
 from flowmill.models.quickstart import BUILDERS
-from flowmill.models.rewards import REWARDS
+from flowmill.models.rewards import BACKBONES, REWARDS
 from flowmill.models.rewards.factory import check_reward, make_reward
 from flowmill.storage.backends import ROOTS
 from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.tasks.advantages.estimators import ESTIMATORS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.choices import SAMPLERS
 from flowmill.tasks.execution.launchers import LAUNCHERS
 from flowmill.tasks.execution.runners import RUNNERS
+from flowmill.tasks.specs.modalities import KINDS, MODALITY_SPECS
+from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ConfigFactory
 from tests.support.option_types import option_types, outside, stated
@@ -48,6 +51,14 @@ TABLES = {
     "launchers": LAUNCHERS,
     "runners": RUNNERS,
     "optimizers": OPTIMIZERS,
+}
+#: Tables that no setting of a component names, or whose entries are not called.
+OTHERS = {
+    "backbones": BACKBONES,
+    "samplers": SAMPLERS,
+    "stages": Table({spec.name: spec.stage for spec in STAGES.values()}, like="flowmill.tasks.stages.stage:Stage"),
+    "modalities": MODALITY_SPECS,
+    "kinds": KINDS,
 }
 
 
@@ -76,10 +87,11 @@ def test_an_import_string_of_something_else_is_refused_before_it_is_called(name:
         create(TABLES[name], string, {}, label="component")
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, *OTHERS])
 def test_every_entry_is_what_ones_own_must_be(name: str) -> None:
-    for import_string in TABLES[name].values():
-        assert resolve(TABLES[name], import_string, label="component")
+    table = {**TABLES, **OTHERS}[name]
+    for import_string in table.values():
+        assert callable(resolve(table, import_string, label="component"))
 
 
 @pytest.mark.parametrize(

@@ -142,16 +142,8 @@ def test_publishing_again_changes_nothing(root: Root) -> None:
     assert dict(root.files("kind/id/0-abc")) == {"file": 7}
 
 
-@pytest.mark.campaign_cases(
-    "s3 with faults-1048576-_version_1",
-    "s3 with faults-1048576-_version_3",
-    "s3 with faults-1048576-describe_file",
-    "s3 with faults-4194304-_version_1",
-    "s3 with faults-4194304-_version_3",
-    "s3 with faults-4194304-describe_file",
-)
 @described
-@pytest.mark.parametrize("whole", [BLOCK, PART, PART + BLOCK])
+@pytest.mark.parametrize("whole", [BLOCK, PART + BLOCK])
 def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path, describe: Describe, whole: int) -> None:
     data = bytearray(os.urandom(whole + 100))
     (tmp_path / "source").write_bytes(data)

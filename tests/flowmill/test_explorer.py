@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import html
 import itertools
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 from streamlit.testing.v1 import AppTest
 
 import flowmill
 from flowmill.configs.escaping import in_cell, in_markdown, visible
+from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.explorer.samples import NOISE, in_groups, in_reading_order, paired, short, stops
+from flowmill.tasks.inputs.store_trust import remember
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.small import small_data, write_small
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +35,13 @@ Make = Callable[..., RunConfig]
 PROMPTS = ("![x](http://127.0.0.1:9/t.png) **b** $5$", '=HYPERLINK("http://h")', "a \x1b[31m b", "<b>c</b> :red[d]")
 
 
-@pytest.fixture
-def run(make_config: Make, tmp_path: Path) -> flowmill.Run:
-    config = make_config()
-    (tmp_path / "train.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+@pytest.fixture(scope="module")
+def run(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> flowmill.Run:
+    """A run of one epoch, which no test changes."""
+    folder = tmp_path_factory.mktemp("explored")
+    config = load_config(write_small(folder, small_data(folder, tiny_base)))
+    remember(config)
+    (folder / "train.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     run_epoch(prepare(config), 1)
     return flowmill.open(str(config.store.root)).run("small")
 
@@ -282,46 +281,6 @@ def test_a_run_that_is_not_there(flowmill: FlowmillCommand, run: Any) -> None:
     done = flowmill("view", "smal", "--root", run.store.root)
     assert done.returncode == 1
     assert "Did you mean 'small'" in done.stderr
-
-
-def test_the_server_listens_on_loopback_alone_and_ends_with_a_signal(run: Any, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "pandas.py").write_text("raise SystemExit('hidden')")
-    command = [
-        sys.executable,
-        "-m",
-        "flowmill.flows.cli",
-        "view",
-        "small",
-        "--root",
-        run.store.root,
-        "--port",
-        str(port),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while not answers(port):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
-        listening = [each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"]
-        assert set(listening) == {"127.0.0.1"}
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-    finally:
-        process.kill()
-
-
-def answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2) as answer:
-            return bool(answer.read() == b"ok")
-    except OSError:
-        return False
 
 
 def updates(run: flowmill.Run, sample: str) -> list[dict[str, Any]]:

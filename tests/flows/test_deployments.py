@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
-    DeploymentScheduleUpdate,
     DeploymentUpdate,
     WorkPoolCreate,
 )
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.deployments.runner import RunnerDeployment
-from prefect.deployments.runner import deploy as prefect_deploy
-from prefect.runner import Runner
-from prefect.runner.storage import LocalStorage
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flowmill.configs.errors import ConfigError, PromptError, StoreError
 from flowmill.configs.load import load_config
 from flowmill.flows.cli.deploy import deploy, list_deployments
-from flowmill.flows.deployments import _FILE, DeployRequest, apply_plan, every_deployment, plan
-from flowmill.flows.pipeline import pipeline
+from flowmill.flows.deployments import DeployRequest, apply_plan, every_deployment, plan
 from flowmill.flows.requests import ContinueRequest
 from flowmill.flows.schedule_parser import read_schedule, schedule_text
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -161,67 +151,6 @@ def test_what_a_command_names_is_asked_about_and_changes_alone(
     assert there(client, name) == now
 
 
-def update_schedule(client: SyncPrefectClient, name: str) -> None:
-    update = DeploymentScheduleUpdate(schedule=read_schedule("0 3 * * *", "UTC"), active=True, slug="flowmill")
-    there = client.read_deployment_by_name(f"pipeline/{name}")
-    client.update_deployment(there.id, DeploymentUpdate(schedules=[update]))
-
-
-def apply_named(client: SyncPrefectClient, name: str) -> None:
-    RunnerDeployment(name=name, flow_name="pipeline", entrypoint="flowmill.flows.pipeline.pipeline").apply()
-
-
-def to_deployment(name: str) -> RunnerDeployment:
-    made = pipeline.to_deployment(name)
-    assert isinstance(made, RunnerDeployment)
-    return made
-
-
-def apply_flow(client: SyncPrefectClient, name: str) -> None:
-    to_deployment(name).apply()
-
-
-def deploy_flow(client: SyncPrefectClient, name: str) -> None:
-    made = to_deployment(name)
-    made.storage = LocalStorage(".")
-    prefect_deploy(made, work_pool_name="flowmill", ignore_warnings=True)
-
-
-def serve_flow(client: SyncPrefectClient, name: str) -> None:
-    asyncio.run(Runner(pause_on_shutdown=False).aadd_flow(pipeline, name=name))
-
-
-def deploy_file(client: SyncPrefectClient, name: str) -> None:
-    (entry,) = (each for each in yaml.safe_load(_FILE.read_text())["deployments"] if each["name"] == "pipeline")
-    Path("prefect.yaml").write_text(yaml.safe_dump({"deployments": [{**entry, "name": name}]}))
-    environment = {**os.environ, "PREFECT_API_URL": str(client.api_url)}
-    subprocess.run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], env=environment, check=True)
-
-
-_MOST = {"version", "description", "tags", "parameters", "job_variables", "paused", "pull_steps", "schedules"}
-_MOST |= {"concurrency_options", "global_concurrency_limit"}
-_QUEUE = {"work_queue_name", "work_queue_id"}
-#: Settings that Prefect's own ways to deploy replace though they do not name them: the reason for ``deployment_diff``.
-LOST: dict[Callable[[SyncPrefectClient, str], None], set[str]] = {
-    update_schedule: {"schedules"},
-    apply_named: {"paused", "pull_steps"},
-    apply_flow: {*_MOST, "enforce_parameter_schema"},
-    deploy_flow: {*_MOST, "enforce_parameter_schema", *_QUEUE},
-    serve_flow: {*_MOST, "enforce_parameter_schema", *_QUEUE, "work_pool_name"},
-    deploy_file: {*_MOST, *_QUEUE},
-}
-
-
-@pytest.mark.campaign_cases("deploy_file")
-@pytest.mark.parametrize("way", LOST, ids=lambda way: way.__name__)
-def test_prefects_own_ways_to_deploy_replace_what_was_set_by_hand(
-    way: Callable[[SyncPrefectClient, str], None], client: SyncPrefectClient, name: str, by_hand: dict[str, Any]
-) -> None:
-    way(client, name)
-    now = there(client, name)
-    assert {key for key in by_hand if now[key] != by_hand[key]} == LOST[way]
-
-
 def test_deployments_of_one_flow_live_side_by_side_and_are_listed(
     client: SyncPrefectClient, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,8 +254,7 @@ CONFIGS: dict[str, tuple[str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("label", CONFIGS)
-@pytest.mark.parametrize("only", [("pipeline",), ()])
+@pytest.mark.parametrize(("label", "only"), [*((label, ("pipeline",)) for label in CONFIGS), ("not there", ())])
 def test_a_config_that_cannot_run_is_not_deployed(
     label: str, only: tuple[str, ...], client: SyncPrefectClient, name: str, folder: Path
 ) -> None:
@@ -338,13 +266,12 @@ def test_a_config_that_cannot_run_is_not_deployed(
     assert deployed(client, name) == set()
 
 
-@pytest.mark.parametrize("only", [("evaluate",), ("continue", "score"), ()])
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("only", "given", "said"),
     [
-        ({"run": "nosuch"}, "There is no run 'nosuch'"),
-        ({"run": "smal"}, "Did you mean 'small'"),
-        ({"run": "small", "root": "elsewhere"}, "no store at .*elsewhere"),
+        (("evaluate",), {"run": "nosuch"}, "There is no run 'nosuch'"),
+        (("continue", "score"), {"run": "smal"}, "Did you mean 'small'"),
+        ((), {"run": "small", "root": "elsewhere"}, "no store at .*elsewhere"),
     ],
 )
 def test_a_run_that_is_not_there_is_not_deployed(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, ConfigFactory
-from tests.support.inside import prepare, run_epoch
+from flowmill.tasks.runs.context import RunContext
+from tests.conftest import ROOT
 from tests.support.language_models import texts_data
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,8 @@ def needlessly_loaded(folder: Path, command: str, code: str, needless: set[str])
 @pytest.mark.parametrize(
     "command", ["status small", "status", "status --why optimize@1 small", "diff small small", "report small"]
 )
-def test_reading_a_run_imports_no_torch(make_config: ConfigFactory, tmp_path: Path, command: str) -> None:
-    context = prepare(make_config())
-    run_epoch(context, 1)
-    command = f"{command} --root {context.store.root.uri}"
+def test_reading_a_run_imports_no_torch(finished_run: tuple[RunContext, Path], tmp_path: Path, command: str) -> None:
+    command = f"{command} --root {finished_run[0].store.root.uri}"
     assert needlessly_loaded(tmp_path, command, "main()", {"torch"}) == ""
 
 
@@ -62,7 +60,15 @@ def test_a_check_and_a_flow_import_no_library_of_later_work(tmp_path: Path, code
     assert needlessly_loaded(tmp_path, "check digits", code, needless) == ""
 
 
-@pytest.mark.parametrize("command", ["check", "run"])
-def test_language_models_need_no_library_of_diffusion(tmp_path: Path, command: str) -> None:
+def test_language_models_need_no_library_of_diffusion(tmp_path: Path) -> None:
+    """Of all stages of a run; what a flow imports besides is above."""
     (tmp_path / "texts.yaml").write_text(json.dumps(texts_data(tmp_path)))
-    assert needlessly_loaded(tmp_path, f"{command} texts.yaml", "main()", {"diffusers"}) == ""
+    code = (
+        "from flowmill.configs.load import load_config\n"
+        "    from flowmill.tasks.checks.check import check_config\n"
+        "    from tests.support.inside import train\n"
+        "    config = load_config('texts.yaml')\n"
+        "    check_config(config)\n"
+        "    train(config)"
+    )
+    assert needlessly_loaded(tmp_path, "run", code, {"diffusers"}) == ""

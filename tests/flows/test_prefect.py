@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.runs.opening import begin_run, open_run
@@ -91,9 +93,6 @@ def test_a_schedule_trains_on_and_catches_up_once(
 
     They come faster than a process starts: that must not keep any from working.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     config = tmp_path / "small.yaml"
     config.write_text(make_config("evaluate.every=9").to_yaml())
     root = str(make_config().store.root)
@@ -114,8 +113,7 @@ def test_a_schedule_trains_on_and_catches_up_once(
     time.sleep(12)
     before = done()
     with (
-        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
-        get_client(sync_client=True) as client,
+        client_of(scheduling_server["PREFECT_API_URL"]) as client,
         worker(scheduling_server),
     ):
         mistaken = client.read_deployment_by_name("optimize/optimize").id
@@ -145,9 +143,6 @@ def test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it
     flowmill: FlowmillCommand,
     tmp_path: Path,
 ) -> None:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     note, config = tmp_path / "unreachable", tmp_path / "small.yaml"
     note.touch()
     rewards = f"rewards=[{{name: 'tests.support.rewards:Unreachable', options: {{note: '{note}'}}}}]"
@@ -157,8 +152,7 @@ def test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it
     deployed = flowmill("deploy", "--only", "pipeline", *given, **scheduling_server)
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
     with (
-        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
-        get_client(sync_client=True) as client,
+        client_of(scheduling_server["PREFECT_API_URL"]) as client,
         worker(scheduling_server),
     ):
         begun = client.create_flow_run_from_deployment(client.read_deployment_by_name("pipeline/pipeline").id).id
@@ -186,9 +180,6 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The automations of the docs, on a real server."""
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     from flowmill.flows import artifacts
 
     root = str(begin_run(make_config()).config.store.root)
@@ -197,10 +188,7 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
     file = str(ROOT / "docs" / "templates" / "automations.yaml")
     made = subprocess.run([*create, file], env=scheduling_server, capture_output=True, text=True, check=False)
     assert "Created 4 automation(s)" in made.stdout, made.stderr
-    with (
-        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
-        get_client(sync_client=True) as client,
-    ):
+    with client_of(scheduling_server["PREFECT_API_URL"]) as client:
         deployment = client.read_deployment_by_name("continue/continue")
         assert not deployment.paused
         monkeypatch.setattr(artifacts, "deployment", deployment)
@@ -211,16 +199,20 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
 def test_what_a_run_shows(
     prefect_server: str, make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
 ) -> None:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     config = tmp_path / "shown.yaml"
     config.write_text(make_config("run.name=shown").to_yaml())
     done = flowmill("run", str(config))
     assert done.returncode == 0, done.stderr
-    with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
+    with client_of(prefect_server) as client:
         shown = {each.key for each in client.read_latest_artifacts() if (each.key or "").startswith("shown-")}
     assert shown == {"shown-mlflow", "shown-report"}
+
+
+@contextlib.contextmanager
+def client_of(url: str) -> Iterator[SyncPrefectClient]:
+    """Give a client of a server, which is that of flows in this process inside."""
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+        yield client
 
 
 @contextlib.contextmanager

@@ -17,9 +17,11 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,10 +222,20 @@ def unreliable(server: Server, faults: Faults) -> Iterator[str]:
         proxy.server_close()
 
 
+@cache
+def _loader(path: str | None) -> Any:
+    """Return what reads the description of S3, a megabyte of JSON: clients of one process share it."""
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
+
+
 def make_bucket() -> str:
     """Create a bucket at the endpoint of the environment, with no connection left from another endpoint."""
+    import botocore.session
     import s3fs
 
+    setattr(botocore.session, "create_loader", _loader)  # noqa: B010
     s3fs.S3FileSystem.clear_instance_cache()
     name = f"flowmill-{uuid.uuid4().hex[:12]}"
     s3fs.S3FileSystem(use_listings_cache=False).call_s3("create_bucket", Bucket=name)

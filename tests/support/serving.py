@@ -68,6 +68,37 @@ def served(*arguments: str, **environment: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Answer every request by a function, which writes what it wants; give the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def respond(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            with contextlib.suppress(OSError):
+                answer(self)
+
+        do_GET = do_POST = respond
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with _listening(Handler) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextlib.contextmanager
 def spoiling(url: str, spoil: Callable[[int, bytes], bytes | None]) -> Iterator[str]:
     """Stand before a server and spoil its answers.
 
@@ -114,10 +145,5 @@ def spoiling(url: str, spoil: Callable[[int, bytes], bytes | None]) -> Iterator[
         def log_message(self, *arguments: object) -> None:
             pass
 
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{proxy.server_address[1]}"
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
+    with _listening(Handler) as proxied:
+        yield proxied

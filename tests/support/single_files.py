@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -175,53 +174,6 @@ def sd3_transformer(tensors: Tensors) -> dict[str, Tensor]:
     return _fused(tensors, names, fused, swapped)
 
 
-def flux_transformer(tensors: Tensors) -> dict[str, Tensor]:
-    """Return a transformer of FLUX.1 by Black Forest Labs' names."""
-    count = {
-        kind: max((int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")), default=-1) + 1
-        for kind in ("transformer_blocks", "single_transformer_blocks")
-    }
-    names = {
-        r"^time_text_embed\.timestep_embedder\.linear_1": "time_in.in_layer",
-        r"^time_text_embed\.timestep_embedder\.linear_2": "time_in.out_layer",
-        r"^time_text_embed\.text_embedder\.linear_1": "vector_in.in_layer",
-        r"^time_text_embed\.text_embedder\.linear_2": "vector_in.out_layer",
-        r"^time_text_embed\.guidance_embedder\.linear_1": "guidance_in.in_layer",
-        r"^time_text_embed\.guidance_embedder\.linear_2": "guidance_in.out_layer",
-        r"^context_embedder": "txt_in",
-        r"^x_embedder": "img_in",
-        r"^proj_out": "final_layer.linear",
-        r"^norm_out\.linear": "final_layer.adaLN_modulation.1",
-        r"^single_transformer_blocks\.(\d+)\.norm\.linear": r"single_blocks.\1.modulation.lin",
-        r"^single_transformer_blocks\.(\d+)\.attn\.norm_q\.weight": r"single_blocks.\1.norm.query_norm.scale",
-        r"^single_transformer_blocks\.(\d+)\.attn\.norm_k\.weight": r"single_blocks.\1.norm.key_norm.scale",
-        r"^single_transformer_blocks\.(\d+)\.proj_out": r"single_blocks.\1.linear2",
-        r"^transformer_blocks": "double_blocks",
-        r"norm1\.linear": "img_mod.lin",
-        r"norm1_context\.linear": "txt_mod.lin",
-        r"attn\.norm_q\.weight": "img_attn.norm.query_norm.scale",
-        r"attn\.norm_k\.weight": "img_attn.norm.key_norm.scale",
-        r"attn\.norm_added_q\.weight": "txt_attn.norm.query_norm.scale",
-        r"attn\.norm_added_k\.weight": "txt_attn.norm.key_norm.scale",
-        r"attn\.to_out\.0": "img_attn.proj",
-        r"attn\.to_add_out": "txt_attn.proj",
-        r"ff\.net\.0\.proj": "img_mlp.0",
-        r"ff\.net\.2": "img_mlp.2",
-        r"ff_context\.net\.0\.proj": "txt_mlp.0",
-        r"ff_context\.net\.2": "txt_mlp.2",
-    }
-    fused: dict[str, list[str]] = {}
-    for n in range(count["transformer_blocks"]):
-        block = f"transformer_blocks.{n}.attn."
-        fused[f"double_blocks.{n}.img_attn.qkv"] = [f"{block}{side}" for side in ("to_q", "to_k", "to_v")]
-        fused[f"double_blocks.{n}.txt_attn.qkv"] = [f"{block}add_{side}_proj" for side in "qkv"]
-    for n in range(count["single_transformer_blocks"]):
-        block = f"single_transformer_blocks.{n}."
-        sides = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
-        fused[f"single_blocks.{n}.linear1"] = [f"{block}{side}" for side in sides]
-    return _fused(tensors, names, fused, ("final_layer.adaLN",))
-
-
 def _fused(
     tensors: Tensors, names: Mapping[str, str], fused: Mapping[str, list[str]], swapped: tuple[str, ...]
 ) -> dict[str, Tensor]:
@@ -277,20 +229,3 @@ def open_clip(tensors: Tensors) -> dict[str, Tensor]:
     found = _fused(plain, names, fused, swapped=("no such name",))
     found = {re.sub(r"in_proj\.(weight|bias)", r"in_proj_\1", name): tensor for name, tensor in found.items()}
     return {**found, "text_projection": found["text_projection"].T, "logit_scale": torch.ones(())}
-
-
-def shapes_alone(tensors: Tensors, path: Path) -> Path:
-    """Write the file that tensors of no content would have, and nothing on the disk but its header."""
-    header, offset = {}, 0
-    for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": "BF16",
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + 2 * tensor.numel()],
-        }
-        offset += 2 * tensor.numel()
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + offset)
-    return path

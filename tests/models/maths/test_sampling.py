@@ -22,14 +22,15 @@ KERNEL = FlowSDE(0.5)
 
 
 class Linear:
-    """v = 0.6 x - sigma / 2 + what the prompt says."""
+    """v = 0.6 x - sigma / 2 + what the prompt and the negative one say."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         self.sizes.append(len(latents))
-        shift = conditioning.positive["shift"]
+        assert conditioning.negative is not None
+        shift = 1.5 * conditioning.positive["shift"] - 0.5 * conditioning.negative["shift"]
         assert len(latents) == len(sigma) == len(shift)
         return 0.6 * latents - 0.5 * sigma.reshape(-1, 1, 1) + shift.reshape(-1, 1, 1)
 
@@ -38,7 +39,7 @@ def base(latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
     return 0.4 * latents + conditioning.positive["shift"].reshape(-1, 1, 1)
 
 
-CONDITIONING = Conditioning({"shift": torch.tensor([0.0, 0.7, -0.4])})
+CONDITIONING = Conditioning({"shift": torch.tensor([0.0, 0.7, -0.4])}, {"shift": torch.tensor([0.3, -0.2, 0.1])})
 
 
 def noise(step: int, number: int = 0) -> Tensor:

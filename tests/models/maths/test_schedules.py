@@ -75,6 +75,7 @@ def test_the_final_state_alone() -> None:
         (Subset(count=9), "cannot be drawn"),
         (Subset(count=1, candidates=(8,)), "cannot be drawn"),
         (Subset(count=3, candidates=(1, 2)), "cannot be drawn"),
+        (BranchEveryStep(steps=(9,)), "not steps of a schedule"),
         (RandomFraction(fraction=0.1), "0.1 of the 7 steps before the last of rollout.steps 8 is none"),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flowmill.configs.load import load_config
+from flowmill.models.quickstart import looker
 from flowmill.models.quickstart.looker import LookerBuilder, _Looks
 from flowmill.models.quickstart.vision import image_processor
 from flowmill.tasks.modalities.tokens.run_prompts import Comments, prompts_in
@@ -16,7 +17,9 @@ from flowmill.tasks.specs.plan import RunPlan
 
 
 @pytest.mark.slow
-def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path) -> None:
+def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looker, "_EVERY", 1)
+    monkeypatch.setattr(looker, "_IMAGES", 300)
     LookerBuilder(accuracy=0.0).build(tmp_path, lambda *_: None)
     config = load_config("tiny_agent_sees", [f"model.path={tmp_path}", "model.build=null"])
     assert config.render is not None

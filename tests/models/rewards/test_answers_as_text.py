@@ -6,11 +6,10 @@ import codecs
 import encodings.aliases
 import io
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx
@@ -28,36 +27,23 @@ from flowmill.models.rewards.vlm import VlmJudge
 from flowmill.models.serving.http_client import bounded_client
 from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT
+from tests.support.serving import answering
 
 #: Every codec of Python, and some names that are none.
 CHARSETS = sorted({*encodings.aliases.aliases.values(), "undefined", "idna", "punycode", "unicode_escape", "nonsense"})
 
 
-@contextmanager
-def saying(status: int, charset: str, body: bytes) -> Iterator[str]:
+def saying(status: int, charset: str, body: bytes) -> AbstractContextManager[str]:
     """Serve one answer to every request."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length", 0)))
-            self.send_response(status)
-            self.send_header("content-type", f"text/plain; charset={charset}")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(to: BaseHTTPRequestHandler) -> None:
+        to.send_response(status)
+        to.send_header("content-type", f"text/plain; charset={charset}")
+        to.send_header("content-length", str(len(body)))
+        to.end_headers()
+        to.wfile.write(body)
 
-        do_GET = do_POST = answer
-
-        def log_message(self, *given: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return answering(answer)
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +52,19 @@ def hooks() -> list[Callable[[httpx.Response], None]]:
     return bounded_client(1.0).event_hooks["response"]
 
 
-@pytest.mark.parametrize("charset", CHARSETS)
 def test_no_codec_but_utf_8_reads_an_answer(
-    charset: str, hooks: list[Callable[[httpx.Response], None]], monkeypatch: pytest.MonkeyPatch
+    hooks: list[Callable[[httpx.Response], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "é 47 \udcff".encode("utf-8", "surrogateescape")
-    answer = httpx.Response(400, content=body, headers={"content-type": f"text/plain; charset={charset}"})
-    answer.request = httpx.Request("GET", "http://x")
-    for hook in hooks:
-        hook(answer)
     found: list[str] = []
     lookup = codecs.lookup
     monkeypatch.setattr(codecs, "lookup", lambda name: found.append(name) or lookup(name))
-    assert answer.text == text_of(body) == "é 47 �"
+    for charset in CHARSETS:
+        answer = httpx.Response(400, content=body, headers={"content-type": f"text/plain; charset={charset}"})
+        answer.request = httpx.Request("GET", "http://x")
+        for hook in hooks:
+            hook(answer)
+        assert answer.text == text_of(body) == "é 47 �", charset
     assert {lookup(name).name for name in found} <= {"utf-8"}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import http.server
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx
@@ -24,6 +23,7 @@ from flowmill.models.rewards.service import wire
 from flowmill.models.rewards.testing import samples
 from flowmill.models.rewards.vlm import VlmJudge
 from flowmill.models.serving import messages
+from tests.support.serving import answering
 
 pytestmark = pytest.mark.slow
 
@@ -36,33 +36,21 @@ _INFO: dict[str, Any] = {
 }
 
 
-@contextmanager
-def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(_INFO).encode()
-            self.wfile.write(b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+def hostile(answer: Callable[[BaseHTTPRequestHandler], None]) -> AbstractContextManager[str]:
+    """Serve a reward that says of itself what it should, and answers requests for scores by a function."""
 
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            with suppress(OSError):
-                answer(self)
+    def respond(to: BaseHTTPRequestHandler) -> None:
+        if to.command == "POST":
+            answer(to)
+            return
+        body = json.dumps(_INFO).encode()
+        to.wfile.write(b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
-        def log_message(self, *given: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return answering(respond)
 
 
-def _drip(head: bytes) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
-    def answer(to: http.server.BaseHTTPRequestHandler) -> None:
+def _drip(head: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(to: BaseHTTPRequestHandler) -> None:
         to.wfile.write(head)
         for _ in range(200):
             to.wfile.write(b" ")
@@ -72,12 +60,12 @@ def _drip(head: bytes) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
     return answer
 
 
-def _send(body: bytes, *headers: bytes) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+def _send(body: bytes, *headers: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
     head = b"".join(b"%s\r\n" % header for header in headers)
     return lambda to: _written(to, b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n" + head + b"\r\n" + body)
 
 
-def _written(to: http.server.BaseHTTPRequestHandler, body: bytes) -> None:
+def _written(to: BaseHTTPRequestHandler, body: bytes) -> None:
     to.wfile.write(body)
 
 
@@ -98,7 +86,7 @@ def test_answers_of_servers_and_judges_are_bounded(label: str, monkeypatch: pyte
     answer, said = _HOSTILE[label]
     monkeypatch.setattr("flowmill.models.rewards.vlm._RETRIES", 0)
     begun = time.monotonic()
-    with answering(answer) as url:
+    with hostile(answer) as url:
         server = ServerSection(url=url, timeout_s=1.0, patience_s=0.5)
         batch = samples(3)
         given = (batch.media, batch.prompts, batch.metadata)
@@ -123,7 +111,7 @@ def test_answers_of_servers_and_judges_are_bounded(label: str, monkeypatch: pyte
 def test_what_is_no_answer_of_a_judge_is_an_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowmill.models.rewards.vlm._RETRIES", 0)
     batch = samples(1)
-    with answering(_send(body)) as url, pytest.raises((RewardError, ConnectionError)):
+    with hostile(_send(body)) as url, pytest.raises((RewardError, ConnectionError)):
         VlmJudge(model="m", endpoint=f"{url}/v1", timeout_s=5.0).score(batch.media, batch.prompts, batch.metadata)
 
 

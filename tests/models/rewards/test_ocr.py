@@ -39,7 +39,7 @@ def sign(text: str, font: str, size: int, *, dark: bool) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("detect", "every"),
-    [(False, 1), pytest.param(True, 7, marks=pytest.mark.slow), pytest.param(True, 1, marks=pytest.mark.campaign)],
+    [(False, 4), pytest.param(True, 14, marks=pytest.mark.slow), pytest.param(True, 1, marks=pytest.mark.campaign)],
 )
 def test_words_in_several_fonts_are_read_exactly(detect: bool, every: int) -> None:
     assert len(WORDS) == len(set(WORDS)) == 100

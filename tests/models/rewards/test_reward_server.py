@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
@@ -247,23 +246,6 @@ def test_images_that_prompts_start_from_go_along() -> None:
             np.testing.assert_array_equal(score(reward, "s", each).values, expected)
 
 
-@pytest.mark.campaign
-def test_too_many_samples_are_told_to_come_later() -> None:
-    with served(SLOW, "--set", "seconds=1", "--waiting", "2") as server:
-        body = wire.pack_request(samples(2))
-        headers = asking(body, SLOW, seconds=1)
-        with ThreadPoolExecutor(3) as pool:
-            answers = list(
-                pool.map(lambda _: httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=headers), range(3))
-            )
-        assert sorted({answer.status_code for answer in answers}) == [200, 429]
-        assert next(answer for answer in answers if answer.status_code == 429).headers["retry-after"] == "1"
-        reward = remote(server.url, SLOW, options={"seconds": 1}, server={"concurrency": 3})
-        with ThreadPoolExecutor(3) as pool:
-            found = list(pool.map(lambda _: score(reward, "slow", samples(2)).values, range(3)))
-        np.testing.assert_array_equal(found, [score(Slow(), "slow", samples(2)).values] * 3)
-
-
 def test_the_token_is_wanted_and_health_is_not_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(wire.TOKEN, raising=False)
     with served("constant", **{wire.TOKEN: "right"}) as server:
@@ -290,39 +272,6 @@ def test_a_request_larger_than_allowed_is_refused_and_the_client_sends_smaller_o
         huge = samples(1, shape=(700, 700, 3))
         with pytest.raises(RewardError, match=r"refuses samples: the body is larger than the 1000000 bytes"):
             score(remote(server.url), "jpeg", huge)
-
-
-def _request(**changes: Any) -> bytes:
-    media = np.zeros((2, 4, 4, 3), np.uint8)
-    fields = {"dtype": "uint8", "shape": [2, 4, 4, 3], "media": media.tobytes(), "prompts": ["a", "b"]}
-    return bytes(msgpack.packb({**fields, "metadata": [{}, {}], **changes}))
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"", "not msgpack"),
-        (b"\xc1\xff", "not msgpack"),
-        (b"\x80\x04\x95.", "not msgpack"),
-        (_request(shape=[2, 4, 4, 4]), "media have 96 bytes"),
-        (_request(shape=[-2, -48]), "shape.0: Input should be greater than or equal to 1"),
-        (_request(shape=[96]), "96 media, 2 prompts"),
-        (_request(prompts=["a"]), "2 media, 1 prompts"),
-        (_request(prompts=[1, 2]), "prompts"),
-        (_request(dtype="object"), "dtype"),
-        (_request(shape=[2, 12, 4]), "must be"),
-        (_request(more=1), "more"),
-    ],
-)
-def test_what_is_no_request_is_refused(server: Server, body: bytes, said: str) -> None:
-    headers = asking(body, JPEG, scale=7)
-    answer = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=headers)
-    assert answer.status_code == 400
-    assert said in answer.json()["detail"]
-    changed = httpx.post(
-        f"{server.url}{wire.SCORE}", content=_request() + b" ", headers=asking(_request(), JPEG, scale=7)
-    )
-    assert "its checksum" in changed.json()["detail"]
 
 
 @pytest.mark.parametrize(

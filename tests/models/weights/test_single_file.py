@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, StableDiffusionPipeline
+from diffusers import SD3Transformer2DModel, StableDiffusionPipeline
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,10 +25,8 @@ from flowmill.models.policies import POLICIES
 from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import PipelinePolicy
-from flowmill.models.policies.single_files import load_components
 from flowmill.models.quickstart.tiny import build_tiny
 from tests.support.single_files import (
-    flux_transformer,
     sd3_transformer,
     single_file,
     stable_diffusion,
@@ -249,22 +247,3 @@ def test_of_two_denoisers_it_is_said_which_one_a_file_is_of(tmp_path: Path) -> N
     for name, wanted in (("transformer", state(pipeline.transformer)), ("transformer_2", other)):
         found = load_file(tmp_path / "made" / name / "diffusion_pytorch_model.safetensors")
         assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-
-
-FLUX = {"num_layers": 1, "num_single_layers": 2, "guidance_embeds": True}
-
-
-@pytest.mark.campaign
-def test_a_transformer_of_flux_of_its_real_width_is_converted_bit_for_bit(tmp_path: Path) -> None:
-    # diffusers' converter knows the published width alone.
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        made = FluxTransformer2DModel(**{**FLUX, "num_single_layers": 1})
-    finally:
-        torch.set_default_dtype(torch.float32)
-    made.save_config(tmp_path / "transformer")
-    file = single_file(flux_transformer(state(made)), tmp_path / "flux.safetensors")
-    index = {"transformer": ["diffusers", "FluxTransformer2DModel"]}
-    ((_, found),) = load_components({"": str(file)}, tmp_path, index, ["transformer"])
-    assert found.state_dict().keys() == state(made).keys()
-    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in state(made).items())

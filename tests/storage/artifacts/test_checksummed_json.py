@@ -14,6 +14,7 @@ from flowmill.storage.artifacts.checksummed_json import seal, unseal
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.quarantine import quarantine
 from flowmill.storage.maintenance.verify import find_problems, verify_store
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, prepare, run_epoch, run_stage
@@ -83,21 +84,21 @@ def test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired(
 
 
 @pytest.mark.parametrize("record", ["run.json", "lineage", "configs"])
-def test_a_damaged_record_of_a_run_is_named_and_written_anew(make_config: ConfigFactory, record: str) -> None:
-    config = make_config("run.epochs=1")
-    context = prepare(config)
-    run_epoch(context, 1)
-    digest, top = context.chain.digest(), Path(context.store.root.uri) / "runs" / "small"
+def test_a_damaged_record_of_a_run_is_named_and_written_anew(
+    trained: RunContext, make_config: ConfigFactory, record: str
+) -> None:
+    digest, top = trained.chain.digest(), Path(trained.store.root.uri) / "runs" / "small"
     damaged = top / record if record == "run.json" else sorted((top / record).glob("*.json"))[-1]
     damaged.write_bytes(damaged.read_bytes().replace(b"1", b"3", 1))
     with pytest.raises(FlowmillError, match=r"does not match its own checksum.*flowmill store repair"):
-        open_run(context.store.root.uri, "small", reads=True).chain.digest()
-    store = ArtifactStore(context.store.root.uri)
+        open_run(trained.store.root.uri, "small", reads=True).chain.digest()
+    store = ArtifactStore(trained.store.root.uri)
     problems = find_problems(store, deep=True)
     assert [problem.path for problem in problems] == [str(damaged.relative_to(store.root.uri))]
     assert [path for problem in problems for path in quarantine(store, problem)] == [problems[0].path]
-    again = begin_run(config)
+    again = begin_run(make_config())
     for name in ("base", "encode", "preprocess", "policy"):
         run_stage(again, name, 0)
-    run_epoch(again, 1)
+    for epoch in (1, 2):
+        run_epoch(again, epoch)
     assert again.chain.digest() == digest

@@ -200,16 +200,6 @@ def test_newer_schema_is_refused_with_the_hint(store: ArtifactStore) -> None:
             store.records(REF)
 
 
-def test_a_foreign_manifest_is_refused(store: ArtifactStore) -> None:
-    commit(store, "00000")
-    store.seal(REF, shards=["00000"], summary={}, **ORIGIN)
-    other = ArtifactRef("rewards", "e" * 32)
-    folder = Path(store.root.uri) / REF.path
-    folder.rename(folder.with_name(other.id))
-    with pytest.raises(CorruptError, match="copied from elsewhere"):
-        store.manifest(other)
-
-
 def test_unusable_roots(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="--root"):

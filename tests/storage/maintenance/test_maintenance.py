@@ -514,14 +514,6 @@ def test_the_commands(context: RunContext, flowmill: FlowmillCommand, tmp_path: 
     assert "set aside below quarantine/" in repaired.stdout
     assert flowmill("store", "verify", "--deep", "--root", root).returncode == 0
     assert flowmill("store", "digest", "small", "--root", root).stdout.strip() == expected
-    shown = flowmill("store", "gc", "--keep-epochs", "1", "--root", root)
-    assert "nothing removed yet, say --delete" in shown.stdout
-    copied = flowmill("store", "cp", "small", str(tmp_path / "copy"), "--root", root)
-    assert "artifacts;" in copied.stdout
-    exported = flowmill("store", "export", "small", str(tmp_path / "table"), "--epoch", "2", "--root", root)
-    assert exported.stdout.startswith("16 rows")
-    listed = json.loads(flowmill("store", "ls", "--json", "--root", root).stdout)
-    assert all(item["age_s"] is None or item["age_s"] < 3600 for item in listed)
 
 
 def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory, tmp_path: Path) -> None:
