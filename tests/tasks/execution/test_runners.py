@@ -36,7 +36,7 @@ from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support import clusters
 from tests.support.clusters import Started, running
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, stage_run
 from tests.support.s3 import Server, free_port, make_bucket, use
 
 Make = Callable[..., RunConfig]
@@ -145,7 +145,7 @@ def rolled_out_with(context: RunContext, epoch: int) -> str:
 
 def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None:
     context = prepare(make_config())
-    order = JobSpec.of(StageRun(make_stage(context, "rollout", 1)))
+    order = JobSpec.of(stage_run(context, "rollout", 1))
     with process_state.session_of(order) as visited:
         assert visited.context.run.name == "small"
     with (
@@ -157,7 +157,7 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
 
 def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:
     first, second = (prepare(make_config(f"store.root={tmp_path / name}")) for name in ("a", "b"))
-    orders = [JobSpec.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
+    orders = [JobSpec.of(stage_run(context, "rollout", 1)) for context in (first, second)]
     failing = [True]
 
     def opened(session: Session) -> None:
@@ -286,7 +286,7 @@ def test_a_wait_ends_with_the_scheduler_and_without_workers(
     context = begin_run(make_config(f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"))
     chosen = dask.config.set({"distributed.comm.timeouts.connect": "3s"})
     with chosen, temporary_settings({PREFECT_API_URL: prefect_server}), process_state.opened(context) as session:
-        tasks, run = session.executor(stages.TaskExecutor), StageRun(make_stage(context, "base", 0))
+        tasks, run = session.executor(stages.TaskExecutor), stage_run(context, "base", 0)
         (shard,) = run.pending()
 
         def ended(fault: str) -> None:

@@ -19,9 +19,8 @@ from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, stage_run
 from tests.tasks.stages.test_stages import assert_same_trajectories, weights
 from tests.tasks.stages.test_start import reference_kl
 
@@ -105,7 +104,7 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def on_ranks(crew: RankExecutor, context: RunContext, epoch: int) -> None:
     """Carry out an epoch, on the ranks what they work on."""
     for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
-        run = StageRun(make_stage(context, name, epoch, slot))
+        run = stage_run(context, name, epoch, slot)
         if run.stage.on_ranks:
             crew.run(run, run.pending())
             run.finish()
@@ -303,7 +302,7 @@ def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
     for name, epoch in (("rollout", 1), ("evaluate", 0)):
         made = []
         for context, ranks in ((one, single), (two, crew)):
-            run = StageRun(make_stage(context, name, epoch))
+            run = stage_run(context, name, epoch)
             ranks.run(run, run.pending())
             run.finish()
             manifest = context.store.require(run.ref)

@@ -17,8 +17,7 @@ from flowmill.tasks.inputs.weight_sources import CRITIC, Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, stage_run
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data
 from tests.tasks.stages.test_stages import stored
@@ -75,7 +74,7 @@ def trained(crew: RankExecutor, config: RunConfig) -> RunContext:
     context = prepare(config)
     for node in RunPlan(config).nodes():
         if node.epoch and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
-            run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
+            run = stage_run(context, node.stage, node.epoch, node.slot)
             if run.stage.on_ranks:
                 crew.run(run, run.pending())
                 run.finish()

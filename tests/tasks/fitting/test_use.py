@@ -36,10 +36,9 @@ from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.staleness import explain
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.clip import write_clip, write_siglip
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, stage_run
 from tests.support.judged import fit_config, write_pairs
 from tests.support.language_models import write_language_model
 from tests.support.text_models import write_sentiment
@@ -60,13 +59,13 @@ def refit(pairs: Path, folder: Path, updates: int) -> FittedModel:
 
 
 def make(context: RunContext, node: Node) -> ArtifactRef:
-    run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
+    run = stage_run(context, node.stage, node.epoch, node.slot)
     run.execute()
     return run.ref
 
 
 def pending(context: RunContext, node: Node) -> int:
-    return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
+    return len(stage_run(context, node.stage, node.epoch, node.slot).pending())
 
 
 @pytest.mark.campaign_cases("path")

@@ -18,10 +18,9 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import reach_engines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.chain_servers import ChainServer, chain_server
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage
 from tests.support.preloaded import run_forked
 from tests.support.serving import spoiling
 
@@ -42,7 +41,7 @@ def served_by(*urls: str, **options: Any) -> str:
 
 
 def rollout(context: RunContext, epoch: int = 1) -> None:
-    StageRun(make_stage(context, "rollout", epoch)).execute()
+    run_stage(context, "rollout", epoch)
 
 
 def committed(context: RunContext, epoch: int = 1) -> int:

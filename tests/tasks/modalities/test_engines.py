@@ -17,9 +17,8 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.engines import Engine, engine_of
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage
 from tests.support.language_models import texts_data, write_language_model
 
 
@@ -38,7 +37,7 @@ def config_of(folder: Path, server: Engine, /, *overrides: str, **options: Any) 
 
 
 def rollout(context: RunContext, epoch: int = 1) -> None:
-    StageRun(make_stage(context, "rollout", epoch)).execute()
+    run_stage(context, "rollout", epoch)
 
 
 def committed(context: RunContext) -> int:

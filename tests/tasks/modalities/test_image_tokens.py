@@ -29,9 +29,8 @@ from flowmill.tasks.modalities.tokens.run_prompts import prompts_in, read_prompt
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.given import picture, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
 from tests.support.unified_models import TEMPLATE, unified_data
 
 _LORA = "model.lora={rank: 2, targets: [q_proj, down_proj]}"
@@ -60,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     for epoch in (1, 2):
         run_epoch(context, epoch)
     evaluate(context, 2)
-    StageRun(make_stage(context, "export", 2)).execute()
+    run_stage(context, "export", 2)
     return context
 
 
@@ -131,7 +130,7 @@ def test_the_export_draws_in_plain_transformers(trained: RunContext, tmp_path: P
 def test_full_weights_are_trained_and_exported(tmp_path: Path) -> None:
     context = prepare(config_of(tmp_path, "optimize.algorithm=gspo"))
     run_epoch(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     folder = exported_folder(context.store, context.chain.require(1, "export").ref)
     made, base = (JanusForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "unified"))
     changed = [name for name, value in made.state_dict().items() if not torch.equal(value, base.state_dict()[name])]

@@ -281,11 +281,6 @@ def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
         check_config(config)
 
 
-def test_images_have_no_tokens() -> None:
-    with pytest.raises(ConfigError, match="makes no tokens"):
-        check_config(load_config("tiny_sd3", ["advantage.estimator=gae"]))
-
-
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
 def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, algorithm: str) -> None:
     path = tmp_path / "texts.yaml"

@@ -28,7 +28,6 @@ from flowmill.tasks.algorithms import ALGORITHMS
 from flowmill.tasks.algorithms.base import Algorithm, ForwardTimes, Requirements
 from flowmill.tasks.algorithms.checks import check_replay
 from flowmill.tasks.algorithms.diffusion import DiffusionModels
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.modalities.diffusion.replay import recompute
 from flowmill.tasks.modalities.diffusion.sample_sets import ForwardSet, SampleSet, TransitionSet
 from flowmill.tasks.modalities.proximal import RowFile, importance_weights
@@ -332,20 +331,7 @@ def check_replay_of(preset: str, *overrides: str) -> None:
     check_replay(config, algorithm.requires)
 
 
-@pytest.mark.parametrize("name", ["nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram"])
-def test_replay_of_steps_is_refused_where_none_are_trained(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"optimize\.replay\.steps .*'{name}' noises final latents"):
-        check_replay_of(f"digits_{name}.yaml", "optimize.replay={epochs: 1, steps: 2}")
-    check_replay_of(f"digits_{name}.yaml", "optimize.replay={epochs: 1, share: 0.5}")
-
-
 def test_replay_of_all_steps_is_refused_where_some_were_to_be_left_out() -> None:
     with pytest.raises(ConfigError, match=r"but rollout.steps is 8, so no step would be left out"):
         check_replay_of("digits.yaml", "optimize.replay={epochs: 1, steps: 8}")
     check_replay_of("digits.yaml", "optimize.replay={share: 0.5, steps: 7}")
-
-
-def test_check_looks_at_advantages_and_replay() -> None:
-    for override in ("optimize.replay={steps: 50}", "advantage={mean: leave_one_out}"):
-        with pytest.raises(ConfigError, match=r"(optimize\.replay\.steps|advantage\.mean) is"):
-            check_config(load_config(ROOT / "configs" / "digits.yaml", [override]), rewards=False)

@@ -26,9 +26,8 @@ from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards,
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage, prepare, session_of
+from tests.support.inside import make_stage, prepare, run_stage, session_of
 from tests.tasks.stages.test_stages import weights
 from tests.tasks.training.test_training_stage import collect, stopping_after
 
@@ -195,9 +194,9 @@ def test_training_goes_on_after_a_kill_and_does_not_depend_on_micro_batches(
             with monkeypatch.context() as patched:
                 patched.setattr(training, "run_updates", stopping_after(2))
                 with pytest.raises(OSError, match="the disk is gone"):
-                    StageRun(make_stage(context, "optimize", 1)).execute()
+                    run_stage(context, "optimize", 1)
             context = prepare(make_config(*settings))
-        StageRun(make_stage(context, "optimize", 1)).execute()
+        run_stage(context, "optimize", 1)
         digests.append(digest_of(context))
         ends.append(weights(context))
         updates = context.store.require(context.policy_ref(1)).summary["updates"]
@@ -228,7 +227,7 @@ def test_a_slope_that_is_no_number_is_told_with_its_sample(make_config: Make) ->
     context = prepare(make_config(*DIGITS[:2], f'rewards=[{{name: "{HERE}:Cliff"}}]'))
     collect(context, 1)
     with pytest.raises(RewardError, match=r"gradient of reward '.*Cliff' is not finite for prompt .*sample "):
-        StageRun(make_stage(context, "optimize", 1)).execute()
+        run_stage(context, "optimize", 1)
 
 
 @pytest.mark.parametrize(

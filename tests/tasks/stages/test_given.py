@@ -37,11 +37,10 @@ from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finishe
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking.descriptions import description
 from flowmill.tasks.training.data import TrainingData
-from tests.support.given import pairs, picture, png, rated, singles, write_form, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
+from tests.support.given import pairs, picture, png, rated, singles, write_jsonl
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.support.language_models import texts_data
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
@@ -109,8 +108,8 @@ def test_training_on_given_samples_changes_the_policy_and_resumes(given: Make, t
     # The same run, stopped in ingest after a shard, with other shards afterwards.
     context = begin_run(given(rows, options, **section))
     for name in ("base", "encode", "preprocess"):
-        StageRun(make_stage(context, name, 0)).execute()
-    stage = StageRun(make_stage(context, "ingest", 0))
+        run_stage(context, name, 0)
+    stage = stage_run(context, "ingest", 0)
     stage.run_shard(stage.pending()[1])
     again = prepare(given(rows, options, **{**section, "rows_per_shard": 5}))
     evaluate(again, 0)
@@ -145,7 +144,7 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     host = session_of(context).host
     stage = make_stage(context, "optimize", 1)
     for epoch in (1, 2):
-        StageRun(make_stage(context, "advantage", epoch)).execute()
+        run_stage(context, "advantage", epoch)
     losses, section = [], config.optimize
     trainable = cast(Any, host.fresh())
     optimizer = torch.optim.AdamW(
@@ -407,13 +406,6 @@ def test_stages_of_the_other_way_to_train_are_not_there(given: Make, make_config
         make_stage(begin_run(make_config("run.name=plain")), "ingest", 0)
 
 
-@pytest.mark.parametrize("form", ["parquet", "tars"])
-def test_tables_and_tars_are_trained_on(given: Make, tmp_path: Path, form: str) -> None:
-    context = prepare(given(write_form(form, tmp_path / form)))
-    run_epoch(context, 1)
-    assert len(samples_of(context)) == len(singles())
-
-
 TEXT_ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b), "wrong": str(a + b + 1)} for a in (1, 2) for b in (3, 4)]
 
 
@@ -461,7 +453,7 @@ def test_texts_after_the_prompts_of_others(tmp_path: Path) -> None:
     path = tmp_path / "texts.yaml"
     path.write_text(yaml.safe_dump(data))
     context = prepare(load_config(path))
-    StageRun(make_stage(context, "advantage", 1)).execute()
+    run_stage(context, "advantage", 1)
     stage, host = make_stage(context, "optimize", 1), session_of(context).host
     inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
     made = TrainingData(context, stage.policy_kind, 1, inputs)
@@ -498,7 +490,7 @@ def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: 
     evaluate(context, 0)
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     run = flowmill.open(context.store.root.uri).run("small")
     table = run.samples(1)
     assert (table.num_rows, run.rollouts) == (8, [1])

@@ -34,9 +34,8 @@ from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage, prepare, run_epoch, session_of
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 
 Make = Callable[..., RunConfig]
 
@@ -76,13 +75,13 @@ class OfLatents:
 
 def scored(context: RunContext) -> None:
     """Make everything up to the gradients of the first epoch."""
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     for section in context.config.scored:
-        StageRun(make_stage(context, "score", 1, section.slot)).execute()
+        run_stage(context, "score", 1, section.slot)
 
 
 def gradient(context: RunContext, slot: str = "digits_network", **options: Any) -> ArtifactRef:
-    run = StageRun(make_stage(context, "gradient", 1, slot), **options)
+    run = stage_run(context, "gradient", 1, slot, **options)
     run.execute()
     return run.ref
 
@@ -124,19 +123,19 @@ def test_it_resumes_shard_by_shard_and_does_not_depend_on_the_cuts(make_config: 
         config = make_config(*DIGITS, f"store.root={tmp_path / name}", f"rollout.groups_per_shard={groups}")
         context = prepare(config)
         scored(context)
-        run = StageRun(make_stage(context, "gradient", 1, "digits_network"))
+        run = stage_run(context, "gradient", 1, "digits_network")
         shards = run.pending()
         if name == "one":
             assert len(shards) > 1
             run.run_shards(shards[:1])
-            run = StageRun(make_stage(prepare(config), "gradient", 1, "digits_network"))
+            run = stage_run(prepare(config), "gradient", 1, "digits_network")
             assert [shard.name for shard in run.pending()] == [shard.name for shard in shards[1:]]
         run.execute()
         manifest = context.store.require(run.ref)
         contents.append(manifest.content)
         stored = StoredGradients(context.store, [run.ref])
         gradients.append({sample: stored.of(sample) for sample, _, _ in samples(context)})
-        assert StageRun(make_stage(context, "gradient", 1, "digits_network")).pending() == []
+        assert stage_run(context, "gradient", 1, "digits_network").pending() == []
         assert set(manifest.summary) == {"value", "rms"}
     assert contents[0] == contents[1] != ""
     for sample, found in gradients[0].items():
@@ -188,7 +187,7 @@ def test_gradients_of_several_rewards_are_summed_by_weight(make_config: Make) ->
     scored(context)
     ink = context.config.rewards[1].slot
     refs = [gradient(context), gradient(context, ink)]
-    StageRun(make_stage(context, "advantage", 1)).execute()
+    run_stage(context, "advantage", 1)
     stage = make_stage(context, "optimize", 1)
     data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
     host = session_of(context).host
@@ -227,7 +226,7 @@ def test_samples_of_other_sources_have_no_gradient_and_are_left_out(make_config:
     assert 0 < len(asked) < len(rows)
     for row in rows:
         assert (row["offset"] >= 0) == (row["value"] is not None) == (row["rms"] > 0)
-    StageRun(make_stage(context, "advantage", 1)).execute()
+    run_stage(context, "advantage", 1)
     stage = make_stage(context, "optimize", 1)
     data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
     trained = {int(sample) for sample, _ in data.samples().units(data.algorithm.requires).rows}

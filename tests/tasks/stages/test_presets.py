@@ -32,10 +32,9 @@ from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.seeds import generator
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.families import PIPELINES, UNPADDED, family_params, representatives
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     context = prepare(config)
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     return context
 
 

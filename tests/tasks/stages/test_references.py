@@ -26,9 +26,8 @@ from flowmill.tasks.metrics.samples import media_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage
 
 SOURCE = "rewards=[{name: image_similarity, options: {to: source, by: ssim}}]"
 
@@ -49,7 +48,7 @@ def edits(folder: Path, *overrides: str) -> RunConfig:
 
 def scored(context: RunContext) -> dict[str, float]:
     for stage, slot in (("rollout", ""), ("score", "image_similarity")):
-        StageRun(make_stage(context, stage, 1, slot)).execute()
+        run_stage(context, stage, 1, slot)
     rows = read_rows(context.store, context.chain.require(1, "score", "image_similarity").ref).to_pylist()
     return {row["sample_id"]: row["reward"] for row in rows}
 
@@ -119,10 +118,10 @@ def test_a_reward_that_compares_with_sources_wants_some(tmp_path: Path) -> None:
 def test_an_image_that_changes_while_a_run_begins_is_refused(tmp_path: Path) -> None:
     context = begin_run(edits(tmp_path))
     for stage in ("base", "encode"):
-        StageRun(make_stage(context, stage, 0)).execute()
+        run_stage(context, stage, 0)
     Image.new("RGB", (64, 64), "white").save(tmp_path / "3.png")
     with pytest.raises(PromptError, match=r"3\.png' was changed since the prompts were read"):
-        StageRun(make_stage(context, "preprocess", 0)).execute()
+        run_stage(context, "preprocess", 0)
 
 
 @pytest.mark.campaign

@@ -29,11 +29,10 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 from tests.conftest import ROOT
 from tests.support.given import pairs, picture, rated, singles, write_jsonl
-from tests.support.inside import make_stage, plan_requiring, prepare, run_epoch, session_of
+from tests.support.inside import make_stage, plan_requiring, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.tasks.stages.test_given import SFT, Make, given, samples_of
 
 __all__ = ["given"]
@@ -47,7 +46,7 @@ def variants_of(context: RunContext) -> list[dict[str, Any]]:
 
 def trained(context: RunContext, epoch: int) -> dict[str, list[Any]]:
     """Return the columns of the samples that an epoch trains."""
-    StageRun(make_stage(context, "advantage", epoch)).execute()
+    run_stage(context, "advantage", epoch)
     columns: dict[str, list[Any]] = read_rows(context.store, context.chain.ref(Node(epoch, "advantage"))).to_pydict()
     return columns
 
@@ -106,8 +105,8 @@ def test_views_and_draws_depend_on_no_shard_and_no_restart(given: Make, tmp_path
     run_epoch(whole, 1)
     context = begin_run(given(rows, SFT, **section))
     for name in ("base", "encode", "preprocess"):
-        StageRun(make_stage(context, name, 0)).execute()
-    stage = StageRun(make_stage(context, "ingest", 0))
+        run_stage(context, name, 0)
+    stage = stage_run(context, "ingest", 0)
     stage.run_shard(stage.pending()[1])
     again = prepare(given(rows, SFT, **section, rows_per_shard=5))
     run_epoch(again, 1)

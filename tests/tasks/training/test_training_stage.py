@@ -28,7 +28,7 @@ from flowmill.tasks.training import epoch as training
 from flowmill.tasks.training.data import TrainingData
 from flowmill.tasks.training.loop import run_updates
 from flowmill.tasks.training.state import read_state
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage
 
 Make = Callable[..., RunConfig]
 
@@ -46,7 +46,7 @@ def training_data(context: RunContext, epoch: int) -> TrainingData:
 
 def collect(context: RunContext, epoch: int) -> None:
     for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
-        StageRun(make_stage(context, name, epoch, slot)).execute()
+        run_stage(context, name, epoch, slot)
 
 
 @pytest.mark.slow
