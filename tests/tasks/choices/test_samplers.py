@@ -20,7 +20,7 @@ from flowmill.tasks.choices.base import Candidate, Choice, Draw
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.seeds import epoch_prompts
-from tests.support.inside import prepare, run_epoch, run_stage
+from tests.support.inside import prepare, run_epoch, run_stage, stage_rows
 
 Make = Callable[..., RunConfig]
 
@@ -159,16 +159,16 @@ def test_a_run_chooses_from_committed_rewards_alone(make_config: Make, tmp_path:
     for epoch in (1, 2, 3):
         manifest = whole.store.require(whole.chain.require(epoch, "choose").ref)
         assert len(manifest.inputs) == 1 + (epoch > 1) + (epoch - 1 - ahead > 0)
-        table = read_rows(whole.store, whole.chain.require(epoch, "choose").ref)
+        table = stage_rows(whole, epoch, "choose")
         rolled = whole.store.require(whole.chain.require(epoch, "rollout").ref)
         assert str(whole.chain.require(epoch, "choose").ref) in rolled.inputs
-        rewards = read_rows(whole.store, whole.chain.require(epoch, "advantage").ref)
+        rewards = stage_rows(whole, epoch, "advantage")
         assert rewards.column("prompt_id").to_pylist()[::4] == table.column("prompt_id").to_pylist()
     assert known_in(whole, 3) <= set(range(3 - ahead))
     assert any("mean" in reason for reason in table.column("reason").to_pylist())
     states = read_rows(whole.store, whole.chain.require(3, "choose").ref, "prompt_states").to_pylist()
     newest = next(row for row in states if row["scored"] == 2 - ahead)
-    rewards = read_rows(whole.store, whole.chain.require(2 - ahead, "advantage").ref).to_pylist()
+    rewards = stage_rows(whole, 2 - ahead, "advantage").to_pylist()
     own = [row["reward"] for row in rewards if row["prompt_id"] == newest["prompt_id"]]
     assert newest["mean"] == pytest.approx(fmean(own))
     # Another process goes on after each stage.

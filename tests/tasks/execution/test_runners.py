@@ -26,7 +26,6 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.executor import Listener
 from flowmill.tasks.execution.jobs import JobSession, JobSpec
 from flowmill.tasks.execution.session import Session
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.progress import Silent
@@ -36,7 +35,7 @@ from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support import clusters
 from tests.support.clusters import Started, running
-from tests.support.inside import make_stage, prepare, run_epoch, stage_run
+from tests.support.inside import make_stage, prepare, run_epoch, stage_run, stored_shards, updates_of
 from tests.support.s3 import Server, free_port, make_bucket, use
 
 Make = Callable[..., RunConfig]
@@ -113,7 +112,7 @@ def test_rows_of_an_older_policy_are_corrected(make_config: Make) -> None:
         run_epoch(context, epoch)
     assert rolled_out_with(context, 2) == str(context.chain.ref(Node(0, "policy")))
     assert rolled_out_with(context, 3) == str(context.policy_ref(1))
-    first = {epoch: context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2, 3)}
+    first = {epoch: updates_of(context, epoch)[0] for epoch in (1, 2, 3)}
     assert "importance" not in first[1]
     for epoch in (2, 3):
         assert first[epoch]["ratio_mean"] == 1.0
@@ -132,14 +131,9 @@ def test_algorithms_on_final_latents_train_on_rows_of_an_older_policy(make_confi
 
 def rolled_out_with(context: RunContext, epoch: int) -> str:
     """The policy that every sample of an epoch says it is of, which is the one the artifact was made from."""
-    ref = context.chain.require(epoch, "rollout").ref
-    opener = open_trajectory_store(context.config.rollout.store)
-    named = {
-        name
-        for record in context.store.records(ref)
-        for name in opener.open(context.store.files(ref, record)).table.column("policy").to_pylist()
-    }
-    assert named == {context.store.require(ref).inputs[0]}
+    shards = stored_shards(context, epoch, "rollout")
+    named = {name for shard in shards for name in shard.table.column("policy").to_pylist()}
+    assert named == {context.store.require(context.chain.require(epoch, "rollout").ref).inputs[0]}
     return str(ArtifactRef.parse(named.pop()))
 
 

@@ -20,7 +20,7 @@ from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from tests.conftest import ROOT
-from tests.support.inside import prepare, stage_run
+from tests.support.inside import prepare, stage_run, updates_of
 from tests.tasks.stages.test_stages import assert_same_trajectories, weights
 from tests.tasks.stages.test_start import reference_kl
 
@@ -114,7 +114,7 @@ def on_ranks(crew: RankExecutor, context: RunContext, epoch: int) -> None:
 
 def updates(context: RunContext) -> list[dict[str, float]]:
     """Return the figures of epoch 1's updates."""
-    found: list[dict[str, float]] = context.store.require(context.policy_ref(1)).summary["updates"]
+    found: list[dict[str, float]] = updates_of(context, 1)
     return found
 
 
@@ -192,7 +192,7 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     for epoch in (1, 2):
         on_ranks(single, one, epoch)
         on_ranks(crew, two, epoch)
-    first = [context.store.require(context.policy_ref(2)).summary["updates"][0] for context in (one, two)]
+    first = [updates_of(context, 2)[0] for context in (one, two)]
     for name in ("loss", "ratio_mean", "importance", "behavior_kl", "rows"):
         assert first[0][name] == pytest.approx(first[1][name], rel=1e-3, abs=1e-5), name
     assert first[0]["importance"] != 1.0
@@ -221,7 +221,7 @@ def test_two_ranks_compare_with_the_policy_they_started_from_as_one_process(
     for epoch in (1, 2):
         on_ranks(single, one, epoch)
         on_ranks(crew, two, epoch)
-    first, second = (context.store.require(context.policy_ref(2)).summary["updates"][0]["kl"] for context in (one, two))
+    first, second = (updates_of(context, 2)[0]["kl"] for context in (one, two))
     assert first == pytest.approx(second, rel=1e-2)
     assert first > 1e-9 > updates(one)[0]["kl"]
     sampled, shared = reference_kl(one, 2), reference_kl(two, 2)

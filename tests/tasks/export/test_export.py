@@ -38,7 +38,6 @@ from flowmill.tasks.export.files import store_guider, store_scheduler, write_pip
 from flowmill.tasks.export.publish import for_hub
 from flowmill.tasks.export.usage import Usage, snippet
 from flowmill.tasks.inputs.base_model import front_matter, license_of
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.runs.context import RunContext
@@ -48,7 +47,7 @@ from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY, plain_pipeline
 from tests.support.families import PIPELINES
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run, stored_shards
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +92,7 @@ def folder_of(context: RunContext, epoch: int = 1) -> Path:
 
 def evaluated(context: RunContext, split: str) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return prompts and seeds of an evaluation's samples, and their media as float."""
-    store, ref = context.store, context.chain.require(1, "evaluate").ref
-    record = next(record for record in store.shards(ref) if record.shard == split)
-    shard = open_trajectory_store("webdataset").open(store.files(ref, record))
+    shard = stored_shards(context, 1, "evaluate")[split == "train"]
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     return rows, np.stack([shard.media(number) for number in range(len(rows))]).astype(float)
 

@@ -23,7 +23,7 @@ from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_rewa
 from flowmill.tasks.runs.seeds import mixed_prompts, most_of_each
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, updates_of
 
 Make = Callable[..., RunConfig]
 
@@ -158,7 +158,7 @@ def test_every_source_may_have_a_teacher(mixed: Make, tiny_base: Path) -> None:
 
     context = prepare(mixed(asked("digits", "colors")))
     run_epoch(context, 1)
-    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    first = updates_of(context, 1)[0]
     # Both are the base model, which the policy still is.
     assert first["teacher_kl"] == pytest.approx(0.0, abs=1e-12)
     for names in (("digits",), ("digits", "shades")):

@@ -20,7 +20,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ConfigFactory
 from tests.support.chain_servers import ChainServer, chain_server
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage, updates_of
 from tests.support.preloaded import run_forked
 from tests.support.serving import spoiling
 
@@ -63,7 +63,7 @@ def test_it_draws_with_its_own_noise_and_loads_merged_weights_from_a_folder(
     assert identity(plan) == {**identity(local), "engine": {"name": "sglang"}}
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        updates = updates_of(context, epoch)
         assert updates[0]["ratio_mean"] == 1.0
         assert updates[0]["replay_gap_max"] == 0.0
     assert len(set(server.loaded)) == 2

@@ -24,12 +24,11 @@ from flowmill.models.quickstart.characters import Characters, llama
 from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.modalities.tokens.exporting import write_model
 from flowmill.tasks.modalities.tokens.text import Stops
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from tests.support.inside import prepare, run_epoch, run_stage
+from tests.support.inside import prepare, run_epoch, run_stage, stored_shards, updates_of
 from tests.support.language_models import texts_data, write_language_model
 
 CPU = torch.device("cpu")
@@ -125,7 +124,7 @@ def test_rows_as_long_as_learned_positions_train(tmp_path: Path, algorithm: str)
     check_config(config)
     context = prepare(config)
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["replay_gap_max"] == 0.0
 
@@ -162,7 +161,7 @@ def test_a_stop_text_that_is_a_special_token_ends_every_completion(tmp_path: Pat
     roll_out(context)
     rows = [
         shard.array("tokens", row)[shard.array("token_mask", row).astype(bool)].tolist()
-        for shard in shards_of(context.store, context.chain.require(1, "rollout").ref)
+        for shard in stored_shards(context, 1, "rollout")
         for row in range(shard.table.num_rows)
     ]
     hit = [row for row in rows if nine in row]

@@ -14,11 +14,10 @@ from flowmill.configs.errors import ConfigError, EngineError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.engines import Engine, engine_of
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage, stored_shards, updates_of
 from tests.support.language_models import texts_data, write_language_model
 
 
@@ -57,7 +56,7 @@ def test_a_server_draws_what_is_trained_with_ratios_of_1_and_gets_the_weights(tm
             make_stage(context, "rollout", epoch).load()
             assert len(server.loaded) == 2
         run_epoch(context, epoch)
-        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        updates = updates_of(context, epoch)
         assert updates[0]["ratio_mean"] == 1.0
         assert updates[0]["replay_gap_max"] == 0.0
         assert updates[0]["sampler_gap"] == pytest.approx(5e-4, abs=1e-5)
@@ -67,7 +66,7 @@ def test_a_server_draws_what_is_trained_with_ratios_of_1_and_gets_the_weights(tm
     drawn = [each for each in server.requests if each["max_tokens"] == 4]
     seeds = set()
     for epoch in (1, 2):
-        for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref):
+        for shard in stored_shards(context, epoch, "rollout"):
             seeds |= set(shard.table.column("seed").to_pylist())
     assert seeds == {each["seed"] for each in drawn}
     assert len(seeds) == len(drawn) == 32

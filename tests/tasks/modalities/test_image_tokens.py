@@ -22,7 +22,6 @@ from flowmill.models.policies.janus import Janus
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.inputs.weight_sources import exported_folder
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.metrics.tracked import evaluation_content
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import prompts_in, read_prompts
@@ -30,7 +29,7 @@ from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.given import picture, write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stored_shards, updates_of
 from tests.support.unified_models import TEMPLATE, unified_data
 
 _LORA = "model.lora={rank: 2, targets: [q_proj, down_proj]}"
@@ -46,7 +45,7 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
 def images_of(context: RunContext, epoch: int) -> dict[str, Any]:
     return {
         name: (shard.media(row).tobytes(), shard.array("tokens", row).tolist(), shard.table["log_probs"][row].as_py())
-        for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref)
+        for shard in stored_shards(context, epoch, "rollout")
         for row, name in enumerate(shard.table["sample_id"].to_pylist())
     }
 
@@ -81,7 +80,7 @@ def test_stored_images_are_those_of_the_stored_tokens(trained: RunContext) -> No
         assert len(log_probs) == 16
         assert max(tokens[:-16]) < policy.texts <= min(tokens[-16:])
         assert policy.decode(torch.tensor([tokens[-16:]])).numpy().tobytes() == pixels
-    (shard, *_) = shards_of(trained.store, trained.chain.require(1, "rollout").ref)
+    (shard, *_) = stored_shards(trained, 1, "rollout")
     assert shard.text(0) is None
     prompt = trained.prompts["train"][0]
     assert read_prompts(trained).prompts.of(prompt) == [1, *policy.tokenizer(prompt.text).input_ids[1:], 3]
@@ -214,10 +213,10 @@ def test_given_images_are_coded_and_trained_by_their_next_token_loss(tmp_path: P
             states = plain.model.language_model(inputs_embeds=inputs).last_hidden_state
             logits = plain.model.generation_head(states[:, asked.shape[1] - 1 :])
         losses[row["prompt"]] = torch.nn.functional.cross_entropy(logits[0], codes[0]).item()
-    (shard, *_) = shards_of(context.store, context.chain.require(0, "ingest").ref)
+    (shard, *_) = stored_shards(context, 0, "ingest")
     assert np.array_equal(shard.media(0), np.asarray(rows[0]["image"]))
     run_epoch(context, 1)
-    (update,) = context.store.require(context.policy_ref(1)).summary["updates"]
+    (update,) = updates_of(context, 1)
     assert update["loss"] == pytest.approx(np.mean(list(losses.values())[:-2]), rel=1e-5)
     evaluate(context, 1)
     before, after = [figures["loss"] for _, _, figures in RunView(context).summaries("validate")]
@@ -244,7 +243,7 @@ def test_given_images_that_are_compared_or_rated_are_trained_on(
     rows = [{"prompt": f'"{number}"', **row} for number, row in enumerate(sides, 30)]
     context = prepare(given_config(tmp_path, rows, algorithm, **columns))
     run_epoch(context, 1)
-    update = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    update = updates_of(context, 1)[0]
     assert update["loss"] == pytest.approx(loss, rel=1e-5)
     assert update["grad_norm"] > 0
 

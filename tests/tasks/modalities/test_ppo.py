@@ -26,7 +26,7 @@ from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_rows, summary_of, updates_of
 from tests.support.language_models import texts_data, write_language_model
 
 READS = ("critic.log_probs=true",)
@@ -38,11 +38,6 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
     if not path.exists():
         path.write_text(yaml.safe_dump(texts_data(folder)))
     return load_config(path, [*PPO, *overrides])
-
-
-def updates_of(context: RunContext, epoch: int) -> list[dict[str, float]]:
-    found: list[dict[str, float]] = context.store.require(context.policy_ref(epoch)).summary["updates"]
-    return found
 
 
 def files_of(context: RunContext, epoch: int) -> Path:
@@ -74,12 +69,12 @@ def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
         "critic.safetensors",
         "critic_optimizer.safetensors",
     } <= names
-    summaries = [context.store.require(context.chain.require(e, "advantage").ref).summary for e in (1, 2, 3)]
+    summaries = [summary_of(context, e, "advantage") for e in (1, 2, 3)]
     assert summaries[0]["kl"] == 0.0
     assert summaries[0]["explained_variance"] == 0.0
     assert summaries[1]["kl"] != 0.0
     tokens = read_rows(context.store, context.chain.require(2, "advantage").ref, "token_advantages")
-    values = read_rows(context.store, context.chain.require(2, "value").ref)
+    values = stage_rows(context, 2, "value")
     lengths = [len(row) for row in values.column("values").to_pylist()]
     assert [len(row) for row in tokens.column("advantages").to_pylist()] == lengths
     whole = np.concatenate([np.asarray(row) for row in tokens.column("advantages").to_pylist()])
@@ -178,7 +173,7 @@ def test_the_coefficient_of_the_kl_follows_that_of_the_epoch_before(tmp_path: Pa
     context = prepare(config_of(tmp_path, options, "run.epochs=3", "optimize.learning_rate=0.01"))
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-    found = [context.store.require(context.chain.require(e, "advantage").ref).summary for e in (1, 2, 3)]
+    found = [summary_of(context, e, "advantage") for e in (1, 2, 3)]
     assert found[0]["kl_coef"] == 0.1
     assert found[1]["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 16 / 32)), "the KL of the first epoch is 0"
     sign = 0.2 if found[1]["kl"] > 1e-6 else -0.2
@@ -292,7 +287,7 @@ def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, al
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)
-        table = read_rows(context.store, context.chain.require(1, "advantage").ref)
+        table = stage_rows(context, 1, "advantage")
         rolled = context.chain.require(1, "rollout").ref
         samples = artifact_table(context.store, rolled).select(["sample_id", "log_probs"]).to_pylist()
         lengths = {row["sample_id"]: len(row["log_probs"]) for row in samples}
@@ -326,7 +321,7 @@ def test_an_epoch_trains_on_as_many_groups_that_say_something(tmp_path: Path, al
         groups: dict[str, list[float | None]] = {}
         for row in read_rows(context.store, entry.ref).to_pylist():
             groups.setdefault(row["group_id"], []).append(row["reward"])
-        updates = context.store.require(context.policy_ref(1)).summary["updates"]
+        updates = updates_of(context, 1)
         summary = context.store.require(entry.ref).summary
         found.append((groups, summary, sum(update["rows"] for update in updates)))
     (plain, *_), (one, summary, rows), (most, all_of_them, _) = found

@@ -31,14 +31,23 @@ from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics.evaluations import evaluation_figures
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of
+from tests.support.inside import (
+    collect,
+    evaluate,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stored_shards,
+    training_data,
+    updates_of,
+)
 from tests.support.language_models import texts_data, write_language_model
 
 
@@ -51,7 +60,7 @@ def config_of(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
 
 def samples_of(context: RunContext, epoch: int) -> dict[str, tuple[str, str, list[int], list[float]]]:
     found = {}
-    for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref):
+    for shard in stored_shards(context, epoch, "rollout"):
         for row in range(shard.table.num_rows):
             about = shard.table.slice(row, 1).to_pylist()[0]
             tokens = shard.array("tokens", row).tolist()
@@ -262,7 +271,7 @@ def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1
         context = prepare(config_of(tmp_path, *settings))
         run_epoch(context, 1)
         found.append(samples_of(context, 1))
-        updates.append(context.store.require(context.policy_ref(1)).summary["updates"][0])
+        updates.append(updates_of(context, 1)[0])
     assert found[0].keys() == found[1].keys()
     for name, (*drawn, log_probs) in found[0].items():
         assert drawn == list(found[1][name][:3])
@@ -279,7 +288,7 @@ def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_the
     evaluate(context, 0)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        updates = updates_of(context, epoch)
         assert updates[0]["ratio_mean"] == 1.0
         assert updates[0]["replay_gap_max"] == 0.0, "stored log-probs are those that training computes"
         assert updates[0]["sampler_gap"] < 1e-5
@@ -324,7 +333,7 @@ def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, norm
     lora = "model.lora={rank: 2, alpha: 4}"
     context = prepare(config_of(tmp_path, lora, f"optimize.algorithm={options}", "optimize.learning_rate=1e-2"))
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["kl"] == pytest.approx(0, abs=1e-6), "fresh adapters change nothing yet"
     assert updates[1]["kl"] > 0
 
@@ -337,15 +346,15 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(t
     context = prepare(config)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-    first = context.store.require(context.policy_ref(2)).summary["updates"][0]
+    first = updates_of(context, 2)[0]
     assert first["ratio_mean"] == 1.0, "stale rows too are clipped around the policy the epoch starts from"
     assert first["importance"] != 1.0
     assert 0 < first["effective_samples"] <= 1
     stage = make_stage(context, "optimize", 2)
     held: Any = stage.host.trainable(context.policy_ref(1))
-    samples: Any = TrainingData(context, stage.policy_kind, 2, stage.inputs()).samples(stage.host)
-    requires = TrainingData(context, stage.policy_kind, 2, stage.inputs()).algorithm.requires
-    stale = samples.stale(requires)
+    data = training_data(context, 2)
+    samples: Any = data.samples(stage.host)
+    stale = samples.stale(data.algorithm.requires)
     assert len(stale) > 0
     section = config.optimize.replay
     assert section is not None
@@ -371,11 +380,9 @@ def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: P
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)
-        for name, slot in (("rollout", ""), ("score", config.rewards[0].slot), ("advantage", "")):
-            run_stage(context, name, 2, slot)
-        stage = make_stage(context, "optimize", 2)
-        data = TrainingData(context, stage.policy_kind, 2, stage.inputs())
-        samples = data.samples(stage.host)
+        collect(context, 2)
+        data = training_data(context, 2)
+        samples = data.samples(session_of(context).host)
         rows = np.concatenate([units.rows for units in data.plan(samples)])
         replayed.append(int((samples.reader.epochs[rows[:, 0]] == 1).sum()))
     assert 0 < replayed[1] <= 4 < replayed[0]
@@ -388,14 +395,13 @@ def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Pa
     context = prepare(config)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-    first, second = (context.store.require(context.policy_ref(epoch)).summary["updates"] for epoch in (1, 2))
+    first, second = (updates_of(context, epoch) for epoch in (1, 2))
     assert first[0]["loss"] == pytest.approx(np.log(2)), "before the first update the policy is the base model"
     assert first[0]["margin"] == 0.0
     assert second[-1]["margin"] > 0
     assert second[-1]["loss"] < np.log(2)
-    stage = make_stage(context, "optimize", 2)
-    data = TrainingData(context, stage.policy_kind, 2, stage.inputs())
-    samples = data.samples(stage.host)
+    data = training_data(context, 2)
+    samples = data.samples(session_of(context).host)
     rows = np.concatenate([units.rows for units in data.plan(samples)])
     assert set(samples.reader.epochs[rows[:, 0]].tolist()) == {1, 2}
     assert all(size == 2 for units in data.plan(samples) for size in units.sizes)
@@ -408,7 +414,7 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
     context = prepare(config)
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-        first = context.store.require(context.policy_ref(epoch)).summary["updates"][0]
+        first = updates_of(context, epoch)[0]
         assert first["ratio_mean"] == 1.0
         assert ("importance" in first) == (epoch > 1)
         # The sampler had the parameters of the policy that made the texts, not of the one that the epoch starts from.
@@ -501,10 +507,8 @@ def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: P
     from flowmill.tasks.modalities.rows import Units
 
     context = prepare(config_of(tmp_path))
-    for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
-        run_stage(context, name, 1, slot)
-    stage = make_stage(context, "optimize", 1)
-    samples = TrainingData(context, stage.policy_kind, 1, stage.inputs()).samples(stage.host)
+    collect(context)
+    samples = training_data(context).samples(session_of(context).host)
     rows = np.stack([np.arange(6), np.zeros(6, np.int64)], 1)
     samples.begin_update(Units(rows, np.arange(7)))
     counts = samples.reader.log_probs.sizes[:6]
@@ -549,7 +553,7 @@ def test_a_model_without_a_padding_token_trains(tmp_path: Path) -> None:
     context = prepare(config)
     assert padding_of(context) is None
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["ratio_mean"] == 1.0
 
 

@@ -23,13 +23,12 @@ from flowmill.models.policies.vision_lm import VisionLM
 from flowmill.models.rewards.base import declare
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.metrics.tracked import evaluation_content
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stored_shards, updates_of
 from tests.support.vision_classes import vision_data
 
 
@@ -43,15 +42,9 @@ def config_of(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
 def texts_of(context: RunContext, epoch: int) -> dict[str, Any]:
     return {
         name: (shard.text(row), shard.array("tokens", row).tolist(), shard.table["log_probs"][row].as_py())
-        for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref)
+        for shard in stored_shards(context, epoch, "rollout")
         for row, name in enumerate(shard.table["sample_id"].to_pylist())
     }
-
-
-def updates_of(context: RunContext, epoch: int) -> list[dict[str, float]]:
-    manifest = context.store.manifest(context.chain.require(epoch, "optimize").ref)
-    assert manifest is not None
-    return list(manifest.summary["updates"])
 
 
 @pytest.fixture(scope="module")

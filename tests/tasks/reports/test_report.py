@@ -30,7 +30,7 @@ from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT, FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 EVIL = '"41" <script>alert(1)</script>'
@@ -152,8 +152,7 @@ def test_the_best_and_worst_samples_are_found_without_a_row_per_sample(
 def test_latents_without_images_have_no_gallery(make_config: Make) -> None:
     rewards = "rewards=[{name: tests.tasks.stages.test_scoring:Latent}]"
     found = prepare(make_config("run.epochs=1", rewards, "rollout.media={format: none, latents: true}"))
-    for stage, slot in (("rollout", ""), ("score", found.config.rewards[0].slot), ("advantage", ""), ("optimize", "")):
-        run_stage(found, stage, 1, slot)
+    run_epoch(found, 1)
     assert read_run(found).best == []
     assert "1 of 1 epochs are trained" in Page(run_report(found)).text
 

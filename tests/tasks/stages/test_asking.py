@@ -26,10 +26,9 @@ from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards,
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage, prepare, run_stage, session_of
+from tests.support.inside import collect, make_stage, prepare, run_stage, session_of, training_data, updates_of
 from tests.tasks.stages.test_stages import weights
-from tests.tasks.training.test_training_stage import collect, stopping_after
+from tests.tasks.training.test_training_stage import stopping_after
 
 Make = Callable[..., RunConfig]
 
@@ -144,9 +143,8 @@ def test_rewards_are_weighed_and_say_nothing_of_other_sources(make_config: Make)
 def test_a_batch_is_states_of_rollouts_with_what_rewards_are_told(make_config: Make) -> None:
     context = prepare(make_config(*DIGITS, "optimize.algorithm.options.steps=2"))
     collect(context, 1)
-    stage = make_stage(context, "optimize", 1)
-    assert Part.VAE in stage.parts
-    data, host = TrainingData(context, stage.policy_kind, 1, stage.inputs()), session_of(context).host
+    assert Part.VAE in make_stage(context, "optimize", 1).parts
+    data, host = training_data(context), session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     samples = data.samples(host)
     steps = context.config.rollout.steps
@@ -199,7 +197,7 @@ def test_training_goes_on_after_a_kill_and_does_not_depend_on_micro_batches(
         run_stage(context, "optimize", 1)
         digests.append(digest_of(context))
         ends.append(weights(context))
-        updates = context.store.require(context.policy_ref(1)).summary["updates"]
+        updates = updates_of(context, 1)
         assert all(update["grad_norm"] > 0 and update["predicted_reward"] < 0 for update in updates)
     assert digests[0] == digests[1]
     for name, value in ends[0].items():

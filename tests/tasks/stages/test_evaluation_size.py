@@ -9,23 +9,18 @@ import pytest
 
 from flowmill.configs.errors import ConfigError
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stored_shards
 
 FEW = ("rollout.prompts_per_epoch=1", "rollout.group_size=2", "evaluate.samples=2")
 
 
 def shapes(context: RunContext, epoch: int, stage: str) -> set[tuple[int, ...]]:
-    store, ref = context.store, context.chain.require(epoch, stage).ref
-    found = set()
-    for record in store.shards(ref):
-        shard = open_trajectory_store(context.config.rollout.store).open(store.files(ref, record))
-        found |= {shard.media(row).shape for row in range(shard.table.num_rows)}
-    return found
+    shards = stored_shards(context, epoch, stage)
+    return {shard.media(row).shape for shard in shards for row in range(shard.table.num_rows)}
 
 
 def test_evaluations_are_of_their_own_size_and_rollouts_stay_what_they_were(

@@ -22,10 +22,8 @@ from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.models.policies.parts import Part
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.check_data import check_data
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.describe import describe_run
@@ -38,9 +36,19 @@ from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.tracking.descriptions import description
-from flowmill.tasks.training.data import TrainingData
-from tests.support.given import pairs, picture, png, rated, singles, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.given import given_data, pairs, picture, png, rated, singles, write_jsonl
+from tests.support.inside import (
+    evaluate,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_rows,
+    stage_run,
+    stored_shards,
+    updates_of,
+)
 from tests.support.language_models import texts_data
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
@@ -67,10 +75,8 @@ def given(config_data: dict[str, Any], config_file: Path, tmp_path: Path) -> Mak
 
 def samples_of(context: RunContext) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return prompt, clean latents and media of all ingested samples."""
-    ref, store = context.chain.ref(Node(0, "ingest")), context.store
-    opener, found = open_trajectory_store(context.config.rollout.store), []
-    for record in store.shards(ref):
-        shard = opener.open(store.files(ref, record))
+    found = []
+    for shard in stored_shards(context, 0, "ingest"):
         texts = shard.table.column("prompt").to_pylist()
         found += [(text, shard.final_latents(row), shard.media(row)) for row, text in enumerate(texts)]
     return found
@@ -102,7 +108,7 @@ def test_training_on_given_samples_changes_the_policy_and_resumes(given: Make, t
     evaluate(whole, 0)
     for epoch in (1, 2):
         run_epoch(whole, epoch)
-    updates = whole.store.require(whole.policy_ref(2)).summary["updates"]
+    updates = updates_of(whole, 2)
     assert all(update["grad_norm"] > 0 for update in updates)
 
     # The same run, stopped in ingest after a shard, with other shards afterwards.
@@ -123,7 +129,7 @@ def test_an_epoch_trains_some_groups_and_a_pass_trains_all(given: Make) -> None:
     seen: list[str] = []
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-        table = read_rows(context.store, context.chain.require(epoch, "advantage").ref)
+        table = stage_rows(context, epoch, "advantage")
         assert table.column("advantage").to_pylist() == [1.0, -1.0] * 2
         seen += dict.fromkeys(table.column("group_id").to_pylist())
     assert len(set(seen)) == len(pairs())
@@ -132,7 +138,7 @@ def test_an_epoch_trains_some_groups_and_a_pass_trains_all(given: Make) -> None:
 def test_ratings_count_from_the_neutral_one(given: Make) -> None:
     context = prepare(given(rated(), "kto", rating="stars", scale=(1, 5), neutral=2))
     run_epoch(context, 1)
-    table = read_rows(context.store, context.chain.require(1, "advantage").ref)
+    table = stage_rows(context, 1, "advantage")
     found = dict(zip(table.column("reward").to_pylist(), table.column("advantage").to_pylist(), strict=True))
     assert found == {1.0: -0.5, 2.0: 0.0, 3.0: 0.5, 4.0: 1.0, 5.0: 1.5}
 
@@ -142,7 +148,6 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     config = given(singles(), SFT, "optimize.updates_per_epoch=1")
     context = prepare(config)
     host = session_of(context).host
-    stage = make_stage(context, "optimize", 1)
     for epoch in (1, 2):
         run_stage(context, "advantage", epoch)
     losses, section = [], config.optimize
@@ -151,9 +156,9 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
         trainable.parameters(), section.learning_rate, section.betas, section.epsilon, section.weight_decay
     )
     for epoch in (1, 2):
-        inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(epoch, "advantage"))]
-        samples = TrainingData(context, stage.policy_kind, epoch, inputs).samples(host)
-        (units,) = TrainingData(context, stage.policy_kind, epoch, inputs).plan(samples)
+        data = given_data(context, epoch)
+        samples = data.samples(host)
+        (units,) = data.plan(samples)
         rows = cast(Any, samples.batch(units, len(units.rows)))
         velocity = trainable.policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning)
         loss = (velocity - (rows.noise - rows.clean)).square().mean()
@@ -165,7 +170,7 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     again = prepare(config)
     for epoch in (1, 2):
         run_epoch(again, epoch)
-    found = [again.store.require(again.policy_ref(epoch)).summary["updates"][0]["loss"] for epoch in (1, 2)]
+    found = [updates_of(again, epoch)[0]["loss"] for epoch in (1, 2)]
     assert found == pytest.approx(losses, rel=1e-5)
 
 
@@ -195,7 +200,7 @@ def test_images_of_several_sizes_train_in_buckets(given: Make, tmp_path: Path) -
     single = prepare(given(shaped("image"), SFT, *few, **sizes))
     for epoch in (1, 2):
         run_epoch(single, epoch)
-    updates = [each.store.require(each.policy_ref(2)).summary["updates"] for each in (context, single)]
+    updates = [updates_of(each, 2) for each in (context, single)]
     for ours, theirs in zip(*updates, strict=True):
         assert ours["rows"] == theirs["rows"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
@@ -211,7 +216,7 @@ def test_both_images_of_a_pair_get_the_size_of_the_chosen_one(given: Make) -> No
     assert media[::2] == media[1::2]
     assert len(set(media)) == len(BUCKETS)
     run_epoch(context, 1)
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+    assert updates_of(context, 1)[0]["grad_norm"] > 0
 
 
 @pytest.mark.parametrize(
@@ -429,14 +434,12 @@ def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
     context = prepare(config)
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-    updates = [context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2, 3)]
+    updates = [updates_of(context, epoch)[0] for epoch in (1, 2, 3)]
     assert updates[-1]["loss"] < updates[0]["loss"]
     # The policy is its base at first.
     assert ("reference_point" in updates[0]) == (algorithm == "kto")
     assert updates[0].get("reference_point", 0.0) == pytest.approx(0.0, abs=1e-6)
-    ref = context.chain.ref(Node(0, "ingest"))
-    opener = open_trajectory_store(config.rollout.store)
-    shard = opener.open(context.store.files(ref, context.store.shards(ref)[0]))
+    shard = stored_shards(context, 0, "ingest")[0]
     tokenizer = cast(Any, session_of(context).host.trainable(context.policy_ref(0))).policy.tokenizer
     tokens, mask = shard.array("tokens", 0), shard.array("token_mask", 0).astype(bool)
     assert tokenizer.decode(tokens[mask][:-1]) == "4"
@@ -454,9 +457,7 @@ def test_texts_after_the_prompts_of_others(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(data))
     context = prepare(load_config(path))
     run_stage(context, "advantage", 1)
-    stage, host = make_stage(context, "optimize", 1), session_of(context).host
-    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
-    made = TrainingData(context, stage.policy_kind, 1, inputs)
+    host, made = session_of(context).host, given_data(context, 1)
     samples = made.samples(host)
     (units,) = made.plan(samples)
     samples.begin_update(units)

@@ -23,7 +23,6 @@ from flowmill.storage.trajectories.gradients import PAYLOADS, StoredGradients
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.notes import training_notes
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.modalities.diffusion.reward_gradients import follow
@@ -34,8 +33,16 @@ from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.inside import (
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_run,
+    stored_shards,
+    training_data,
+)
 
 Make = Callable[..., RunConfig]
 
@@ -88,9 +95,8 @@ def gradient(context: RunContext, slot: str = "digits_network", **options: Any) 
 
 def samples(context: RunContext) -> list[tuple[str, str, np.ndarray]]:
     """Return id, prompt and final latents of the samples of the first epoch."""
-    store, ref, found = context.store, context.chain.require(1, "rollout").ref, []
-    for record in store.shards(ref):
-        shard = open_trajectory_store(context.config.rollout.store).open(store.files(ref, record))
+    found = []
+    for shard in stored_shards(context, 1, "rollout"):
         rows = zip(shard.table["sample_id"].to_pylist(), shard.table["prompt"].to_pylist(), strict=True)
         found += [(sample, prompt, shard.final_latents(row)) for row, (sample, prompt) in enumerate(rows)]
     return found
@@ -188,9 +194,7 @@ def test_gradients_of_several_rewards_are_summed_by_weight(make_config: Make) ->
     ink = context.config.rewards[1].slot
     refs = [gradient(context), gradient(context, ink)]
     run_stage(context, "advantage", 1)
-    stage = make_stage(context, "optimize", 1)
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
-    host = session_of(context).host
+    data, host = training_data(context), session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     found = data.samples(host)
     units = data.plan(found)[0].slice(0, 2)
@@ -227,8 +231,7 @@ def test_samples_of_other_sources_have_no_gradient_and_are_left_out(make_config:
     for row in rows:
         assert (row["offset"] >= 0) == (row["value"] is not None) == (row["rms"] > 0)
     run_stage(context, "advantage", 1)
-    stage = make_stage(context, "optimize", 1)
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
+    data = training_data(context)
     trained = {int(sample) for sample, _ in data.samples().units(data.algorithm.requires).rows}
     assert len(trained) == len(asked)
 

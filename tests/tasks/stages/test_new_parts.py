@@ -34,7 +34,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.samples import arrays_of
 from flowmill.tasks.metrics.view import RunView
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, updates_of
 
 Make = Callable[..., RunConfig]
 
@@ -89,7 +89,7 @@ def test_an_algorithm_is_one_class_and_one_line(make_config: Make, monkeypatch: 
     check_config(config)
     context = prepare(config)
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["ratio"] == 1.0
     assert updates[-1]["ratio"] != 1.0
 
@@ -105,7 +105,7 @@ def test_a_family_is_one_class_and_one_line(make_config: Make, monkeypatch: pyte
         run_epoch(context, 1)
         latents = arrays_of(context.store, context.chain.require(1, "rollout").ref, "latents", None)
         moved[family] = [np.abs(states[1] - states[0]).mean() for _, states in sorted(latents.items())]
-        assert context.store.require(context.policy_ref(1)).summary["updates"]
+        assert updates_of(context, 1)
     assert len(moved["half"]) == len(moved["sd3"])
     assert moved["half"] != moved["sd3"]
 

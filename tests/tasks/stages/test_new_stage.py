@@ -16,7 +16,7 @@ from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.stages import STAGES, StageSpec, names_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
-from tests.support.inside import prepare, run_epoch, stage_run
+from tests.support.inside import prepare, run_epoch, stage_rows, stage_run
 
 BEST = Node(1, "best")
 
@@ -53,7 +53,7 @@ def test_a_new_stage_is_one_class_and_one_entry(
     run.execute()
     assert status_of(context.chain, BEST).state is Freshness.FRESH
     assert context.chain.require(*BEST).ref == run.ref
-    advantages = read_rows(context.store, context.chain.require(1, "advantage").ref)
+    advantages = stage_rows(context, 1, "advantage")
     first = max(advantages.to_pylist(), key=lambda row: row["advantage"])["sample_id"]
     (record,) = context.store.shards(run.ref)
     assert json.loads(context.store.files(run.ref, record).path("best.json").read_bytes()) == first

@@ -17,7 +17,6 @@ from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.rewards.similarity import structural_similarity
 from flowmill.storage.trajectories import source_images
 from flowmill.storage.trajectories.source_images import FILE
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import try_rewards
 from flowmill.tasks.inputs.prompt_rows import read_picture
@@ -27,7 +26,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stage_rows
 
 SOURCE = "rewards=[{name: image_similarity, options: {to: source, by: ssim}}]"
 
@@ -49,7 +48,7 @@ def edits(folder: Path, *overrides: str) -> RunConfig:
 def scored(context: RunContext) -> dict[str, float]:
     for stage, slot in (("rollout", ""), ("score", "image_similarity")):
         run_stage(context, stage, 1, slot)
-    rows = read_rows(context.store, context.chain.require(1, "score", "image_similarity").ref).to_pylist()
+    rows = stage_rows(context, 1, "score", "image_similarity").to_pylist()
     return {row["sample_id"]: row["reward"] for row in rows}
 
 
@@ -150,15 +149,11 @@ def test_edits_come_to_look_like_their_sources(tmp_path: Path) -> None:
     evaluate(context, 0)
     for epoch in range(1, 17):
         run_epoch(context, epoch)
-        rewards = read_rows(context.store, context.chain.require(epoch, "advantage").ref).column("reward").to_pylist()
+        rewards = stage_rows(context, epoch, "advantage").column("reward").to_pylist()
         means.append(np.mean(rewards))
     evaluate(context, 16)
     before, after = (
-        np.mean(
-            read_rows(context.store, context.chain.require(epoch, "judge", "image_similarity").ref)
-            .column("reward")
-            .to_pylist()
-        )
+        np.mean(stage_rows(context, epoch, "judge", "image_similarity").column("reward").to_pylist())
         for epoch in (0, 16)
     )
     assert np.mean(means[-3:]) > np.mean(means[:3]) + 0.001, means

@@ -32,7 +32,6 @@ from flowmill.storage.trajectories.schema import ADVANTAGES, read_table
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.algorithms import ALGORITHMS
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.prompts import StoredPrompt
 from flowmill.tasks.inputs.weight_sources import Weights, policy_folder, tensor_files
 from flowmill.tasks.metrics.describe import describe_result, describe_run
@@ -44,7 +43,20 @@ from flowmill.tasks.stages.rollout import RolloutStage
 from flowmill.tasks.stages.stage import Shard
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.reference import advantages as slow
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.inside import (
+    collect,
+    evaluate,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_rows,
+    stage_run,
+    stored_shards,
+    summary_of,
+    updates_of,
+)
 
 Make = Callable[..., RunConfig]
 
@@ -57,10 +69,8 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "", **option
 
 def trajectories(context: RunContext, epoch: int = 1) -> dict[str, tuple[np.ndarray, list[float], np.ndarray]]:
     """Return latents, log-probs and image of every sample of an epoch."""
-    ref = context.chain.require(epoch, "rollout").ref
     found = {}
-    for record in context.store.records(ref):
-        shard = open_trajectory_store("webdataset").open(context.store.files(ref, record))
+    for shard in stored_shards(context, epoch, "rollout"):
         for row, columns in enumerate(shard.table.to_pylist()):
             found[columns["sample_id"]] = (shard.array("latents", row), columns["log_probs"], shard.media(row))
     return found
@@ -100,7 +110,7 @@ def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
     run_epoch(context, 1)
     evaluate(context, 1)
     described = describe_run(context)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert [update["update"] for update in updates] == [1, 2]
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["ratio_std"] == 0.0
@@ -278,7 +288,7 @@ def test_half_precision_forward_with_float32_weights(make_config: Make, trained:
     context = prepare(make_config("model.dtype=bfloat16", "model.guidance_scale=3", *extra))
     execute(context, "evaluate", 0)
     run_epoch(context, 1)
-    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    first = updates_of(context, 1)[0]
     assert (first["ratio_mean"], first["ratio_std"]) == (1.0, 0.0)
     assert first["replay_gap_max"] < 1e-3
     assert first["grad_norm"] > 0
@@ -335,8 +345,8 @@ def test_a_loss_may_leave_out_the_guidance_of_rollouts(make_config: Make, monkey
     monkeypatch.setattr(PipelinePolicy, "_guided", noted)
     options = "optimize.algorithm.options={guided: false, kl_coef: 0.1, decay: {rate: 0.1, maximum: 0.5}}"
     context = prepare(algorithm_run(make_config, "dgpo", options, "model.guidance_scale=3"))
-    for stage, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
-        execute(context, stage, 1, slot)
+    collect(context)
+    execute(context, "optimize", 1)
     assert negatives == {"rollout": {True}, "optimize": {False}}
 
 
@@ -371,12 +381,12 @@ def test_every_algorithm_trains_and_equal_runs_are_equal(
         digests.append(context.chain.digest())
     assert digests[0] == digests[1]
     for epoch in (1, 2):
-        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        updates = updates_of(context, epoch)
         assert updates, epoch
         assert all(np.isfinite(list(update.values())).all() for update in updates)
         if name != "opd" or epoch == 2:
             assert updates[-1]["grad_norm"] > 0
-    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    first = updates_of(context, 1)[0]
     if "ratio_mean" in first:
         assert (first["ratio_mean"], first["ratio_std"]) == (1.0, 0.0)
         # The ratio is 1 by what it is made of; that what was stored is replayed, the gap alone shows.
@@ -408,11 +418,9 @@ def test_the_behavior_policy_follows_slowly_and_rolls_out(make_config: Make) -> 
 def test_groups_share_their_random_window(make_config: Make) -> None:
     context = prepare(make_config("rollout.steps=6", "rollout.plan={name: window, options: {size: 1}}"))
     execute(context, "rollout", 1)
-    ref = context.chain.require(1, "rollout").ref
     windows: dict[str, set[tuple[int, ...]]] = {}
-    for record in context.store.records(ref):
-        table = open_trajectory_store("webdataset").open(context.store.files(ref, record)).table
-        for row in table.to_pylist():
+    for shard in stored_shards(context, 1, "rollout"):
+        for row in shard.table.to_pylist():
             windows.setdefault(row["prompt_id"], set()).add(tuple(row["steps"]))
     assert {len(drawn) for drawn in windows.values()} == {1}
     assert len(set.union(*windows.values())) > 1
@@ -440,7 +448,7 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
     table = read_table(one.store.files(ref, one.store.records(ref)[0]), "advantages.parquet", ADVANTAGES).to_pandas()
     assert table.group_id.nunique() == 4 * 2
     assert table.groupby("group_id").advantage.sum().abs().max() < 1e-4
-    updates = one.store.require(one.policy_ref(1)).summary["updates"]
+    updates = updates_of(one, 1)
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["replay_gap_max"] < 1e-6
 
@@ -463,7 +471,7 @@ def test_pairs_start_near_one_noise_and_train_on_their_difference(make_config: M
     assert len({start.tobytes() for start in shared.values()}) < len(shared)
     assert len({start.tobytes() for start in apart.values()}) == len(apart)
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert (updates[0]["ratio_mean"], updates[0]["ratio_std"]) == (1.0, 0.0)
     assert updates[0]["grad_norm"] > 0
 
@@ -495,9 +503,7 @@ def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> No
         run_epoch(context, epoch)
     kls, penalties = [], []
     for epoch in (1, 2):
-        ref = context.chain.require(epoch, "rollout").ref
-        shards = [context.store.files(ref, record) for record in context.store.records(ref)]
-        tables = [open_trajectory_store("webdataset").open(files).table for files in shards]
+        tables = [shard.table for shard in stored_shards(context, epoch, "rollout")]
         kls.append(np.mean([kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]))
         scored = context.store.require(context.chain.require(epoch, "score", "jpeg_compressibility").ref)
         advantage = context.store.require(context.chain.require(epoch, "advantage").ref)
@@ -544,7 +550,7 @@ def test_gdpo_takes_the_kl_off_every_reward(make_config: Make) -> None:
         run_epoch(context, epoch)
     refs = [context.chain.require(2, "score", section.slot).ref for section in context.config.rewards]
     scores = [read_rows(context.store, ref).column("reward").to_pylist() for ref in refs]
-    table = read_rows(context.store, context.chain.require(2, "advantage").ref).to_pandas()
+    table = stage_rows(context, 2, "advantage").to_pandas()
     penalty = 0.5 * np.array(scores[0]) + 0.1 * np.array(scores[1]) - table.reward.to_numpy()
     assert penalty.min() > 0
     divisor: dict[str, Any] = {"epsilon": 1e-6, "floor": "max", "unbiased": False}
@@ -558,7 +564,7 @@ def test_a_kl_to_the_moving_average(make_config: Make) -> None:
     options = "optimize.algorithm.options={clip_range: 0.01, kl_coef: 0.1, kl_reference: average}"
     context = prepare(make_config(options, "optimize.ema={decay: 0.9}", "optimize.updates_per_epoch=4"))
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["kl"] == 0.0
     assert updates[-1]["kl"] > 0.0
     with pytest.raises(ConfigError, match=r"optimize\.ema is not set"):
@@ -600,8 +606,8 @@ def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make)
     reported: list[str] = []
     context.reporter.message = reported.append  # type: ignore[method-assign]
     run_epoch(context, 1)
-    assert context.store.require(context.chain.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
-    assert context.store.require(context.policy_ref(1)).summary["updates"] == []
+    assert summary_of(context, 1, "advantage")["zero_std_ratio"] == 1.0
+    assert updates_of(context, 1) == []
     assert "nothing to learn" in reported[-1]
     run_epoch(context, 2)
 
@@ -623,8 +629,7 @@ def test_a_loss_that_is_not_finite_is_never_trained_on(make_config: Make) -> Non
 
 def test_damaged_trajectories_are_never_trained_on(make_config: Make) -> None:
     context = prepare(make_config())
-    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
-        execute(context, name, 1, slot)
+    collect(context)
     tar = next((Path(context.store.root.uri) / "trajectories").rglob("samples.tar"))
     data = bytearray(tar.read_bytes())
     data[700] ^= 1
@@ -721,9 +726,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_base if lora else folder)
     if lora:
         pipeline.load_lora_weights(folder)
-    ref = context.chain.require(1, "evaluate").ref
-    record = next(record for record in context.store.records(ref) if record.shard == "train")
-    shard = open_trajectory_store("webdataset").open(context.store.files(ref, record))
+    shard = stored_shards(context, 1, "evaluate")[1]
     rows = shard.table.to_pylist()
     assert rows[0]["seed"] == derive(0, "evaluate", rows[0]["prompt_id"], 0)
     images = pipeline(
@@ -739,9 +742,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     stored = np.stack([shard.media(row) for row in range(8)]).astype(int)
     assert np.abs((images * 255).round() - stored).max() <= 1
     execute(context, "evaluate", 0)
-    base_ref = context.chain.require(0, "evaluate").ref
-    base_record = next(r for r in context.store.records(base_ref) if r.shard == "train")
-    base = open_trajectory_store("webdataset").open(context.store.files(base_ref, base_record))
+    base = stored_shards(context, 0, "evaluate")[1]
     assert any(np.any(base.media(row) != shard.media(row)) for row in range(8))
 
 
@@ -800,5 +801,5 @@ def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:
     source = f"prompts.train={tmp_path / 'train.jsonl'}"
     context = prepare(make_config(source, "rewards=[{name: 'tests.support.rewards:Wanted'}]", "prompts.heldout=null"))
     run_epoch(context, 1)
-    mean = context.store.require(context.chain.require(1, "score", "tests.support.rewards:Wanted").ref).summary["mean"]
+    mean = summary_of(context, 1, "score", "tests.support.rewards:Wanted")["mean"]
     assert mean == pytest.approx(sum(p.metadata["wanted"] for p in make_stage(context, "rollout", 1).groups) / 4)

@@ -13,7 +13,6 @@ from flowmill.configs.errors import ConfigError, RunConflictError
 from flowmill.configs.load import parse_config
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.inputs.weight_sources import Weights, exported_folder
 from flowmill.tasks.metrics.describe import describe_run
@@ -22,7 +21,7 @@ from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.runs.start import check_start
 from flowmill.tasks.specs.graph import policy_after
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stored_shards, updates_of
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
@@ -47,14 +46,12 @@ def chained(make_config: Make, request: pytest.FixtureRequest) -> tuple[RunConte
 
 
 def first_update(context: RunContext, epoch: int = 1) -> Any:
-    return context.store.require(context.policy_ref(epoch)).summary["updates"][0]
+    return updates_of(context, epoch)[0]
 
 
 def reference_kl(context: RunContext, epoch: int) -> list[float]:
     """Return the KL to the reference of all trained steps of an epoch's samples."""
-    store, ref = context.store, context.chain.require(epoch, "rollout").ref
-    opener = open_trajectory_store(context.config.rollout.store)
-    tables = [opener.open(store.files(ref, record)).table for record in store.shards(ref)]
+    tables = [shard.table for shard in stored_shards(context, epoch, "rollout")]
     return [kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]
 
 

@@ -29,10 +29,17 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
-from flowmill.tasks.training.data import TrainingData
 from tests.conftest import ROOT
-from tests.support.given import pairs, picture, rated, singles, write_jsonl
-from tests.support.inside import make_stage, plan_requiring, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.given import given_data, pairs, picture, rated, singles, write_jsonl
+from tests.support.inside import (
+    plan_requiring,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_run,
+    updates_of,
+)
 from tests.tasks.stages.test_given import SFT, Make, given, samples_of
 
 __all__ = ["given"]
@@ -131,7 +138,7 @@ def test_a_pair_is_cropped_and_mirrored_alike_and_has_one_caption(given: Make) -
         expected = np.asarray(ImageOps.fit(pairs()[0][key], (32, 16), Image.Resampling.LANCZOS, centering=window))
         assert np.array_equal(media[name][2], expected[:, ::-1] if drawn_views[0] % 2 else expected)
     run_epoch(context, 1)
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+    assert updates_of(context, 1)[0]["grad_norm"] > 0
 
 
 def test_draws_have_the_shares_that_settings_name() -> None:
@@ -177,9 +184,7 @@ def test_rows_train_with_the_caption_that_was_drawn_or_without_one(given: Make, 
     assert "" not in {prompt.text for prompt in context.prompts["train"]}, "evaluations have captions"
     shown = RunView(context).samples(2)
     assert shown["prompt"].to_pylist() == found[1]
-    host, stage = session_of(context).host, make_stage(context, "optimize", 2)
-    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(2, "advantage"))]
-    data = TrainingData(context, stage.policy_kind, 2, inputs)
+    host, data = session_of(context).host, given_data(context, 2)
     samples = data.samples(host)
     (units,) = data.plan(samples)[:1]
     batch = cast(Any, samples.batch(units, len(units.rows)))
@@ -201,9 +206,7 @@ def test_the_loss_of_prior_rows_is_multiplied(given: Make, tmp_path: Path) -> No
         assert check_config(context.config).samples_per_epoch == 6
         columns = trained(context, 1)
         assert sorted(columns["advantage"]) == [weight] * 3 + [1.0] * 3
-        host, stage = session_of(context).host, make_stage(context, "optimize", 1)
-        inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
-        data = TrainingData(context, stage.policy_kind, 1, inputs)
+        host, data = session_of(context).host, given_data(context, 1)
         samples = data.samples(host)
         (units,) = data.plan(samples)
         rows = cast(Any, samples.batch(units, len(units.rows)))
@@ -218,7 +221,7 @@ def test_the_loss_of_prior_rows_is_multiplied(given: Make, tmp_path: Path) -> No
         for parameter in trainable.parameters():
             parameter.grad = None
         run_epoch(context, 1)
-        update = context.store.require(context.policy_ref(1)).summary["updates"][0]
+        update = updates_of(context, 1)[0]
         assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
         norms[weight] = norm
     assert norms[0.25] < norms[1.0]
@@ -260,7 +263,7 @@ def test_repeated_rows_of_a_subject_and_of_its_class_are_trained(given: Make, tm
     columns = trained(context, 1)
     names = {Prompt(text=text).id: text for text in ("zwx dog", "dog")}
     assert Counter(names[each] for each in columns["prompt_id"]) == {"zwx dog": 3, "dog": 3}
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+    assert updates_of(context, 1)[0]["grad_norm"] > 0
 
 
 def test_each_setting_changes_what_is_trained_and_none_changes_held_out_rows(given: Make, tmp_path: Path) -> None:

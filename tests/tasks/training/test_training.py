@@ -40,7 +40,7 @@ from flowmill.tasks.training.loss_scaling import LossScale, loss_scale
 from flowmill.tasks.training.optimizers import make_optimizer
 from tests.conftest import ROOT
 from tests.golden.algorithms2026.rows import stepped
-from tests.support.inside import prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, updates_of
 from tests.tasks.stages.test_stages import continued
 
 Make = Callable[..., RunConfig]
@@ -188,7 +188,7 @@ def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     monkeypatch.setattr("flowmill.tasks.training.epoch.loss_scale", lambda dtype: LossScale(exponent=28))
     monkeypatch.setattr("flowmill.tasks.training.loss_scaling._PATIENCE", 2)
     whole, again = continued(make_config, tmp_path / "whole", *HALF)
-    updates = [u for epoch in (1, 2) for u in whole.store.require(whole.policy_ref(epoch)).summary["updates"]]
+    updates = [u for epoch in (1, 2) for u in updates_of(whole, epoch)]
     assert updates[0]["overflows"] > 0
     assert [update["update"] for update in updates] == list(range(1, 9))
     kept = [json.loads((policy_folder(w.store, w.policy_ref(2)) / "metrics.json").read_text()) for w in (whole, again)]
@@ -257,11 +257,11 @@ def test_the_rate_is_used_and_logged_whatever_interrupts_the_run(make_config: Ma
         "execution.checkpoint_every=1",
     ]
     whole, _ = continued(make_config, tmp_path / "whole", *extra)
-    updates = [u for epoch in (1, 2) for u in whole.store.require(whole.policy_ref(epoch)).summary["updates"]]
+    updates = [u for epoch in (1, 2) for u in updates_of(whole, epoch)]
     assert [update["lr"] for update in updates] == pytest.approx([0.005, 0.01, 0.0075, 0.005, 0.0025, 0.0])
     constant = prepare(make_config(f"store.root={tmp_path / 'constant'}", *extra[1:]))
     run_epoch(constant, 1)
-    first = constant.store.require(constant.policy_ref(1)).summary["updates"][0]
+    first = updates_of(constant, 1)[0]
     assert (first["lr"], first["grad_norm"]) == (0.01, updates[0]["grad_norm"])
     assert constant.policy_ref(1) != whole.policy_ref(1)
 

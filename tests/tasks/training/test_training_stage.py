@@ -25,10 +25,9 @@ from flowmill.tasks.stages.optimize import OptimizeStage
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import checkpoints
 from flowmill.tasks.training import epoch as training
-from flowmill.tasks.training.data import TrainingData
 from flowmill.tasks.training.loop import run_updates
 from flowmill.tasks.training.state import read_state
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage
+from tests.support.inside import collect, make_stage, prepare, run_epoch, training_data, updates_of
 
 Make = Callable[..., RunConfig]
 
@@ -37,16 +36,6 @@ def optimize(context: RunContext, epoch: int) -> OptimizeStage:
     made = make_stage(context, "optimize", epoch)
     assert isinstance(made, OptimizeStage)
     return made
-
-
-def training_data(context: RunContext, epoch: int) -> TrainingData:
-    stage = optimize(context, epoch)
-    return TrainingData(context, stage.policy_kind, epoch, stage.inputs())
-
-
-def collect(context: RunContext, epoch: int) -> None:
-    for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
-        run_stage(context, name, epoch, slot)
 
 
 @pytest.mark.slow
@@ -79,7 +68,7 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
     chain, stage = context.chain, optimize(context, 1)
     own = (context.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
     assert stage.inputs() == own
-    data = training_data(context, 1)
+    data = training_data(context)
     ids = data.samples().reader.sample_ids.to_pylist()
     for number, sample in enumerate(ids):
         expected = [i for i, units in enumerate(plans[0]) if number in units.rows[:, 0].tolist()]
@@ -302,7 +291,7 @@ def test_a_transformer_that_no_trained_step_reaches_is_said_once(tmp_path: Path)
     context.reporter.message = said.append  # type: ignore[method-assign]
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        for update in context.store.require(context.policy_ref(epoch)).summary["updates"]:
+        for update in updates_of(context, epoch):
             assert update["grad_norm_transformer"] == pytest.approx(update["grad_norm"])
             assert update["grad_norm_transformer_2"] == 0
     assert [text for text in said if "got no gradient" in text] == [
