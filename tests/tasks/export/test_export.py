@@ -314,49 +314,28 @@ def test_the_silent_t5_gives_zeros_and_leaves_the_global_generator_alone() -> No
     assert torch.equal(encoder(tokens)[0], torch.zeros(2, 3, 8))
 
 
+GUIDED = {"guidance_scale": 3.0, "negative_prompt": "blurred"}
+TRUE_GUIDANCE = {"true_cfg_scale": 3.0, "negative_prompt": "blurred"}
+#: What calls have in addition to size and number of steps.
 CALLS: Mapping[str, dict[str, Any]] = {
     "sana_video": {
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-        "negative_prompt": "blurred",
+        **GUIDED,
         "max_sequence_length": 16,
         "frames": 5,
         "use_resolution_binning": False,
         "complex_human_instruction": None,
     },
-    "sd15": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
-    "sdxl": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
-    "sd3": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred", "max_sequence_length": 16},
-    "flux2_klein": {"num_inference_steps": 4, "guidance_scale": 3.0, "max_sequence_length": 64},
-    "flux3": {"num_inference_steps": 4, "negative_prompt": "blurred", "max_sequence_length": 160},
-    "qwen_image": {
-        "num_inference_steps": 4,
-        "true_cfg_scale": 3.0,
-        "negative_prompt": "blurred",
-        "max_sequence_length": 64,
-    },
-    "qwen_image21": {
-        "num_inference_steps": 4,
-        "true_cfg_scale": 3.0,
-        "negative_prompt": "blurred",
-        "use_kv_cache": False,
-    },
-    "qwen_image_edit": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
-    "qwen_image_edit_plus": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
-    "wan22": {
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-        "negative_prompt": "blurred",
-        "max_sequence_length": 16,
-        "num_frames": 5,
-        "guidance_scale_2": 2.0,
-    },
-    "z_image": {
-        "num_inference_steps": 4,
-        "guidance_scale": 2.0,
-        "negative_prompt": "blurred",
-        "max_sequence_length": 64,
-    },
+    "sd15": GUIDED,
+    "sdxl": GUIDED,
+    "sd3": {**GUIDED, "max_sequence_length": 16},
+    "flux2_klein": {"guidance_scale": 3.0, "max_sequence_length": 64},
+    "flux3": {"negative_prompt": "blurred", "max_sequence_length": 160},
+    "qwen_image": {**TRUE_GUIDANCE, "max_sequence_length": 64},
+    "qwen_image21": {**TRUE_GUIDANCE, "use_kv_cache": False},
+    "qwen_image_edit": TRUE_GUIDANCE,
+    "qwen_image_edit_plus": TRUE_GUIDANCE,
+    "wan22": {**GUIDED, "max_sequence_length": 16, "num_frames": 5, "guidance_scale_2": 2.0},
+    "z_image": {"guidance_scale": 2.0, "negative_prompt": "blurred", "max_sequence_length": 64},
 }
 
 
@@ -370,7 +349,8 @@ def test_how_each_family_is_called(family: str, tmp_path: Path) -> None:
     cls = resolve(POLICIES, family, label="policy")
     policy = cls.load(tmp_path, settings, frozenset({Part.DENOISER, Part.VAE}), options)
     call = policy.pipeline_call(4, "blurred")
-    assert call.arguments == {"height": tiny.size, "width": tiny.size, **CALLS[family]}
+    sizes = {"height": tiny.size, "width": tiny.size, "num_inference_steps": 4}
+    assert call.arguments == {**sizes, **CALLS[family]}
     differences = {
         "flux2_klein": "always uses an empty one",
         "qwen_image21": "a channel of transparency",
