@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,6 +27,8 @@ from flowmill.tasks.stages.stage import Stage
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training.data import TrainingData
 
+#: Returns the small config with overrides: the fixture ``make_config``.
+Make = Callable[..., RunConfig]
 _SESSIONS: WeakKeyDictionary[RunContext, Session] = WeakKeyDictionary()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import differences
 from flowmill.configs.registry import create
-from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards import REWARDS
 from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.diversity import PixelDiversity, mean_to_others, nearest_other
@@ -22,9 +20,8 @@ from flowmill.tasks.advantages.groups import diversity_weighted
 from flowmill.tasks.advantages.uncertainty import uncertain, win_rates
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import prepare, run_epoch
+from tests.support.inside import Make, prepare, run_epoch
 
-Make = Callable[..., RunConfig]
 NAN = float("nan")
 
 

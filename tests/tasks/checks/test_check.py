@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from flowmill.models.policies.attention import FIXED
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.tasks.checks.check import check_config
 from tests.conftest import ROOT
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make
 
 
 def test_cost_by_hand(make_config: Make) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
 from flowmill.tasks.specs.plan import RunPlan
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make
 
 
 def test_idle_shares_by_hand(make_config: Make) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.registry import create
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.choices import SAMPLERS
@@ -20,9 +19,7 @@ from flowmill.tasks.choices.base import Candidate, Choice, Draw
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.seeds import epoch_prompts
-from tests.support.inside import prepare, run_epoch, run_stage, stage_rows
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare, run_epoch, run_stage, stage_rows
 
 
 def of(*known: tuple[int, float, float] | None, sources: Sequence[str] = (), streak: int = 1) -> list[Candidate]:

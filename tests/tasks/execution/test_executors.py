@@ -7,7 +7,6 @@ from contextlib import closing
 
 import pytest
 
-from flowmill.configs.schema import RunConfig
 from flowmill.flows import process_state, stages
 from flowmill.tasks.execution.executor import Executor, Listener
 from flowmill.tasks.execution.process_executor import ProcessExecutor
@@ -15,7 +14,7 @@ from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import prepare, session_of
+from tests.support.inside import Make, prepare, session_of
 
 EXECUTORS: dict[str, Callable[[Session], Executor]] = {
     "processes": ProcessExecutor,
@@ -26,7 +25,7 @@ EXECUTORS: dict[str, Callable[[Session], Executor]] = {
 
 @pytest.mark.parametrize("name", ["processes", "tasks", pytest.param("ranks", marks=pytest.mark.slow)])
 def test_an_executor_names_the_shards_that_it_committed(
-    name: str, make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str, make_config: Make, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if name == "ranks":
         request.getfixturevalue("forked_ranks")
@@ -42,7 +41,7 @@ def test_an_executor_names_the_shards_that_it_committed(
         assert run.pending() == []
 
 
-def test_a_closed_session_makes_its_executors_again(make_config: Callable[..., RunConfig]) -> None:
+def test_a_closed_session_makes_its_executors_again(make_config: Make) -> None:
     session = session_of(prepare(make_config()))
     first = session.executor(ProcessExecutor)
     session.close()

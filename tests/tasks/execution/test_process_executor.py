@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,9 +22,8 @@ from flowmill.tasks.execution.process_executor import ProcessExecutor
 from flowmill.tasks.execution.runners import score_workers
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage import Shard
-from tests.support.inside import make_stage, prepare, run_stage, session_of, stage_run
+from tests.support.inside import Make, make_stage, prepare, run_stage, session_of, stage_run
 
-Make = Callable[..., RunConfig]
 ONE = "rollout.groups_per_shard=1"
 
 

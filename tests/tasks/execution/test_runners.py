@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flowmill.configs import extras
 from flowmill.configs.errors import ConfigError, RunConflictError, WorkerError
-from flowmill.configs.schema import RunConfig, StoreSection
+from flowmill.configs.schema import StoreSection
 from flowmill.flows import process_state, stages
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
@@ -35,10 +35,8 @@ from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support import clusters
 from tests.support.clusters import Started, running
-from tests.support.inside import make_stage, prepare, run_epoch, stage_run, stored_shards, updates_of
+from tests.support.inside import Make, make_stage, prepare, run_epoch, stage_run, stored_shards, updates_of
 from tests.support.s3 import Server, free_port, make_bucket, use
-
-Make = Callable[..., RunConfig]
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError, RunConflictError
-from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.backbones import TextLikelihood
 from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
@@ -38,12 +37,11 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.clip import write_clip, write_siglip
-from tests.support.inside import prepare, run_epoch, stage_rows, stage_run
+from tests.support.inside import Make, prepare, run_epoch, stage_rows, stage_run
 from tests.support.judged import fit_config, write_pairs
 from tests.support.language_models import write_language_model
 from tests.support.text_models import write_sentiment
 
-Make = Callable[..., RunConfig]
 ROLLOUT, SCORE = Node(1, "rollout", ""), Node(1, "score", "fitted")
 
 

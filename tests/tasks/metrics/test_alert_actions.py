@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from flowmill.configs.errors import ConfigError, StoppedError
-from flowmill.configs.schema import RunConfig
 from flowmill.flows import artifacts
 from flowmill.flows.callbacks import RunCallbacks
 from flowmill.storage.artifacts.lineage import LineageEntry
@@ -16,9 +14,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.alerts import Alert
 from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.runs.state import note_state, state_of
-from tests.support.inside import prepare
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare
 
 
 def test_an_event_that_is_announced_again_has_its_id(monkeypatch: pytest.MonkeyPatch) -> None:

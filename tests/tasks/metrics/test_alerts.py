@@ -20,10 +20,9 @@ from flowmill.tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, _updates
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.evaluations import scores_by_prompt
 from flowmill.tasks.metrics.rules import RULES, History
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 from tests.support.rewards import Fading
 
-Make = Callable[..., RunConfig]
 Epoch = Mapping[str, float]
 HEALTHY: Epoch = {
     "optimize/kl_epoch": 0.01,

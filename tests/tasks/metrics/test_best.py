@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from flowmill.configs.errors import NotCommittedError
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.best import best_epoch, best_of
 from flowmill.tasks.metrics.evaluations import Figures
-from tests.support.inside import evaluate, prepare
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, evaluate, prepare
 
 
 def scores(heldout: float | None, train: float) -> Figures:

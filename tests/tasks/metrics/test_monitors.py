@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from mlflow import MlflowClient
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import contributions
 from flowmill.tasks.algorithms.trends import (
@@ -33,9 +31,8 @@ from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import FlowmillCommand
-from tests.support.inside import prepare, run_stage
+from tests.support.inside import Make, prepare, run_stage
 
-Make = Callable[..., RunConfig]
 MONITORS = (
     'monitors=[{name: "tests.support.rewards:brightness", label: bright}, '
     '{name: "tests.support.rewards:Constant", label: flat}]'

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isnan
 from pathlib import Path
 
 import pytest
 
 from flowmill.configs.errors import NotCommittedError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.evaluations import evaluation_figures, flat, mean_by_prompt, scores_by_prompt
@@ -20,14 +18,14 @@ from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.headline import evaluated
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 
 JUDGE = 'evaluate.judges=[{name: "tests.support.rewards:brightness", label: bright}]'
 LABEL = "jpeg_compressibility"
 
 
 @pytest.fixture
-def context(make_config: Callable[..., RunConfig]) -> RunContext:
+def context(make_config: Make) -> RunContext:
     """One epoch of two, evaluated before and after, each prompt list in two shards."""
     found = prepare(make_config(JUDGE, "execution.rollout_batch_size=1", "evaluate.samples=6", "evaluate.images=6"))
     evaluate(found, 0)

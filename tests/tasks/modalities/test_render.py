@@ -39,7 +39,17 @@ from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.specs.graph import RENDERER, Node
 from flowmill.tasks.specs.plan import RunPlan
-from tests.support.inside import evaluate, evaluation_texts, make_stage, prepare, run_epoch, run_stage, stage_run, train
+from tests.support.inside import (
+    Make,
+    evaluate,
+    evaluation_texts,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    stage_run,
+    train,
+)
 from tests.support.language_models import drawn_texts_data
 
 REWARD = "jpeg_compressibility"
@@ -213,7 +223,7 @@ def test_what_cannot_be_drawn_is_refused(
         check_config(config_of(tmp_path, tiny_base, *overrides))
 
 
-def test_a_model_of_images_draws_nothing_of_others(make_config: Callable[..., RunConfig]) -> None:
+def test_a_model_of_images_draws_nothing_of_others(make_config: Make) -> None:
     config = make_config()
     render = RenderSection(model=config.model)
     with pytest.raises(ConfigError, match=r"render draws texts, but model\.policy 'sd3' writes none"):

@@ -7,7 +7,6 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +18,6 @@ from PIL import Image
 
 from flowmill.configs.escaping import visible
 from flowmill.configs.paths import portable
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report import charts, page, run_report, samples
@@ -30,9 +28,8 @@ from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT, FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 
-Make = Callable[..., RunConfig]
 EVIL = '"41" <script>alert(1)</script>'
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ from PIL import Image
 import flowmill
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError, CorruptError
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.inputs.data_rows import read_data_rows
-from tests.support.inside import evaluate, prepare, run_epoch
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 
 
 @pytest.fixture

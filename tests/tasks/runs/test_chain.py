@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +25,9 @@ from flowmill.tasks.runs.staleness import Freshness, due, explain, side_results,
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.stages import STAGES
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_run
+from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, stage_run
 
 pytestmark = pytest.mark.slow
-Make = Callable[..., RunConfig]
 REWARD = "jpeg_compressibility"
 RESTLESS = "rewards=[{name: 'tests.support.rewards:Restless'}]"
 

@@ -37,10 +37,9 @@ from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.stages import STAGES
 from tests.conftest import ROOT
-from tests.support.inside import make_stage, prepare, run_stage
+from tests.support.inside import Make, make_stage, prepare, run_stage
 from tests.support.pins import FIT, PINS, PRESETS, changed
 
-Make = Callable[..., RunConfig]
 LORA = "model.lora={rank: 2, alpha: 4}"
 GUIDED = "model.guidance_scale=3"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from flowmill.tasks.runs import opening
 from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import Make, make_stage, prepare, run_epoch
 
-Make = Callable[..., RunConfig]
 RATED = ["rollout.plan={name: final}", "run.epochs=2"]
 
 

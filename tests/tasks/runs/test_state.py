@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.runs.addresses import find_artifact
 from flowmill.tasks.runs.locks import executing, holding
 from flowmill.tasks.runs.state import note_state, state_of
-from tests.support.inside import prepare, run_epoch
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare, run_epoch
 
 
 def test_running_stopped_failed_and_done(make_config: Make) -> None:

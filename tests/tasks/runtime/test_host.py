@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flowmill.configs.errors import ConfigError, OutOfMemoryError
-from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device
 from flowmill.models.policies.parts import Part
 from flowmill.models.rewards.base import Needs
@@ -18,9 +17,8 @@ from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runtime.devices import allocator_advice
 from flowmill.tasks.runtime.hardware_info import computing_facts
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.inside import Make, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 
-Make = Callable[..., RunConfig]
 SAMPLING = frozenset({Part.DENOISER, Part.VAE})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,11 +26,9 @@ from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards,
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
-from tests.support.inside import collect, make_stage, prepare, run_stage, session_of, training_data, updates_of
+from tests.support.inside import Make, collect, make_stage, prepare, run_stage, session_of, training_data, updates_of
 from tests.tasks.stages.test_stages import weights
 from tests.tasks.training.test_training_stage import stopping_after
-
-Make = Callable[..., RunConfig]
 
 HERE = "tests.tasks.stages.test_asking"
 DIGITS = (

@@ -38,6 +38,7 @@ from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.tracking.descriptions import description
 from tests.support.given import given_data, pairs, picture, png, rated, singles, write_jsonl
 from tests.support.inside import (
+    Make,
     evaluate,
     make_stage,
     prepare,
@@ -52,7 +53,6 @@ from tests.support.inside import (
 from tests.support.language_models import texts_data
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
-Make = Callable[..., RunConfig]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,10 +25,9 @@ from flowmill.tasks.modalities.diffusion.data_media import DataMedia
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT
 from tests.support.given import only_batch, picture, write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage, updates_of
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage, updates_of
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
-Make = Callable[..., RunConfig]
 
 
 def clip(seed: int, frames: int = 12) -> np.ndarray:

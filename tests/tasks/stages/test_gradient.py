@@ -34,6 +34,7 @@ from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import (
+    Make,
     make_stage,
     prepare,
     run_epoch,
@@ -43,8 +44,6 @@ from tests.support.inside import (
     stored_shards,
     training_data,
 )
-
-Make = Callable[..., RunConfig]
 
 HERE = "tests.tasks.stages.test_gradient"
 PLAN = ("optimize.algorithm=reward_gradient", "rollout.plan={name: final}")

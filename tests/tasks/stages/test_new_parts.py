@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import FAMILIES, FamilySpec
-from flowmill.configs.schema import RunConfig
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.pipeline import Modules, Rows
 from flowmill.models.policies.sd3 import SD3
@@ -34,9 +33,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.samples import arrays_of
 from flowmill.tasks.metrics.view import RunView
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_epoch, updates_of
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare, run_epoch, updates_of
 
 
 def redness(media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluation_figures, grids
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.clip import write_latent_head
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.support.serving import served, spoiling
 
-Make = Callable[..., RunConfig]
 PICKY, GROUPED, LATENT = (f"tests.tasks.stages.test_scoring:{name}" for name in ("picky", "Grouped", "Latent"))
 
 

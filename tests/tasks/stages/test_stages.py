@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from flowmill.tasks.stages.stage import Shard
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.reference import advantages as slow
 from tests.support.inside import (
+    Make,
     collect,
     evaluate,
     make_stage,
@@ -57,8 +57,6 @@ from tests.support.inside import (
     summary_of,
     updates_of,
 )
-
-Make = Callable[..., RunConfig]
 
 
 def execute(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> ArtifactRef:

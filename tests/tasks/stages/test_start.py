@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from flowmill.configs.errors import ConfigError, RunConflictError
 from flowmill.configs.load import parse_config
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.inputs.weight_sources import Weights, exported_folder
@@ -21,11 +19,10 @@ from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.runs.start import check_start
 from flowmill.tasks.specs.graph import policy_after
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stored_shards, updates_of
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage, stored_shards, updates_of
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
-Make = Callable[..., RunConfig]
 LORA = "model.lora={rank: 2, alpha: 4}"
 FEW = (
     "rollout.prompts_per_epoch=1",

@@ -16,17 +16,15 @@ from mlflow.store.tracking.dbmodels.models import Base
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import String
 
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.tracking import logged
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.tracker import Tracker
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
 from tests.tasks.tracking.test_tracking import client_of, exported, steps, track
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-Make = Callable[..., RunConfig]
 
 
 class Killed(BaseException):

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage import layout
 from flowmill.tasks.metrics import tracked as tracked_content
 from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
@@ -31,10 +29,9 @@ from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import runs_page
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-Make = Callable[..., RunConfig]
 LINKS = {"prefect.flow_run_id": "f-1", "prefect.flow_run_url": "http://127.0.0.1:4200/runs/flow-run/f-1"}
 
 

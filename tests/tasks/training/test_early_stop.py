@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.checkpoints import latest_checkpoint
 from flowmill.tasks.algorithms.base import Requirements, RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
@@ -25,11 +23,9 @@ from flowmill.tasks.metrics.tracked import epoch_content
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runtime.ranks import Ranks
-from tests.support.inside import make_stage, prepare, run_epoch, session_of
+from tests.support.inside import Make, make_stage, prepare, run_epoch, session_of
 from tests.tasks.stages.test_stages import Stop, stop_after
 from tests.tasks.training.test_updates import Linear, train
-
-Make = Callable[..., RunConfig]
 
 FOUR = ["optimize.updates_per_epoch=4", "execution.checkpoint_every=1"]
 

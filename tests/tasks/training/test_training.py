@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from flowmill.configs.errors import ConfigError, FlowmillError
 from flowmill.configs.load import load_config
 from flowmill.configs.optimizer import ScheduleSection
 from flowmill.configs.registry import resolve
-from flowmill.configs.schema import OptimizeSection, RunConfig
+from flowmill.configs.schema import OptimizeSection
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.sampling import replay
@@ -40,10 +40,9 @@ from flowmill.tasks.training.loss_scaling import LossScale, loss_scale
 from flowmill.tasks.training.optimizers import make_optimizer
 from tests.conftest import ROOT
 from tests.golden.algorithms2026.rows import stepped
-from tests.support.inside import prepare, run_epoch, updates_of
+from tests.support.inside import Make, prepare, run_epoch, updates_of
 from tests.tasks.stages.test_stages import continued
 
-Make = Callable[..., RunConfig]
 OPTIONS = {"max_sequence_length": 1, "schedule": "linear"}
 ALONE = Ranks()
 #: A clip norm nothing reaches.

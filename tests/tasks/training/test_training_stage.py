@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.algorithms.base import RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from flowmill.tasks.algorithms.grpo import GRPO
@@ -27,9 +26,7 @@ from flowmill.tasks.training import checkpoints
 from flowmill.tasks.training import epoch as training
 from flowmill.tasks.training.loop import run_updates
 from flowmill.tasks.training.state import read_state
-from tests.support.inside import collect, make_stage, prepare, run_epoch, training_data, updates_of
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, collect, make_stage, prepare, run_epoch, training_data, updates_of
 
 
 def optimize(context: RunContext, epoch: int) -> OptimizeStage:
