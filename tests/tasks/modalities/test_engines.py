@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from flowmill.configs.errors import ConfigError, EngineError
@@ -18,7 +17,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.engines import Engine, engine_of
 from tests.support.inside import make_stage, prepare, run_epoch, run_stage, stored_shards, updates_of
-from tests.support.language_models import texts_data, write_language_model
+from tests.support.language_models import texts_config, write_language_model
 
 
 @pytest.fixture
@@ -30,9 +29,9 @@ def server(tmp_path: Path) -> Iterator[Engine]:
 
 def config_of(folder: Path, server: Engine, /, *overrides: str, **options: Any) -> RunConfig:
     about = {"endpoint": server.url, "model": "tiny", "patience_s": 0.0, "tolerance": 0.001, **options}
-    data = texts_data(folder, tokens={"max_new": 4, "engine": {"name": "openai", "options": about}})
-    (folder / "texts.yaml").write_text(yaml.safe_dump(data))
-    return load_config(folder / "texts.yaml", overrides)
+    engine = {"name": "openai", "options": about}
+    (folder / "texts.yaml").unlink(missing_ok=True)
+    return texts_config(folder, *overrides, tokens={"max_new": 4, "engine": engine})
 
 
 def rollout(context: RunContext, epoch: int = 1) -> None:

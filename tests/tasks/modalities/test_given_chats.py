@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError, DataError
-from flowmill.configs.load import load_config
+from flowmill.configs.load import parse_config
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.text.continuations import part_text
 from flowmill.tasks.inputs.chats import Message
@@ -181,9 +180,7 @@ def test_chats_are_trained_on(tmp_path: Path) -> None:
     data["optimize"] = {"learning_rate": 1e-3, "algorithm": "sft", "updates_per_epoch": 1}
     turns = "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
     (tmp_path / "lm" / "chat_template.jinja").write_text(f"{{% for m in messages %}}{turns}{{% endfor %}}")
-    path = tmp_path / "chats.yaml"
-    path.write_text(yaml.safe_dump(data))
-    context = prepare(load_config(path))
+    context = prepare(parse_config(data, where="here"))
     evaluate(context, 0)
     for epoch in (1, 2):
         run_epoch(context, epoch)

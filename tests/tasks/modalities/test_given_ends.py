@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flowmill.configs.errors import ConfigError, DataError
-from flowmill.configs.load import load_config
+from flowmill.configs.load import parse_config
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.policies.language_model_folders import stated_ends
 from flowmill.tasks.inputs.chats import Message
@@ -93,9 +92,7 @@ def given(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> Any:
     config["prompts"] = {"heldout": config["prompts"]["heldout"]}
     config["rollout"]["tokens"]["max_new"] = 6
     config["optimize"] = {"algorithm": "sft"}
-    path = tmp_path / "given.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return load_config(path)
+    return parse_config(config, where="here")
 
 
 def test_stored_texts_are_without_the_end_that_was_written(tmp_path: Path) -> None:

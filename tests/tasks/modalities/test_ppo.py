@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,17 +26,14 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_rows, summary_of, updates_of
-from tests.support.language_models import texts_data, write_language_model
+from tests.support.language_models import texts_config, write_language_model
 
 READS = ("critic.log_probs=true",)
 PPO = ("optimize.algorithm=ppo", "advantage.estimator.options={kl_coef: 0.05}", "critic.learning_rate=0.01")
 
 
 def config_of(folder: Path, *overrides: str) -> RunConfig:
-    path = folder / "texts.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder)))
-    return load_config(path, [*PPO, *overrides])
+    return texts_config(folder, *PPO, *overrides)
 
 
 def files_of(context: RunContext, epoch: int) -> Path:
@@ -122,9 +118,7 @@ def test_training_goes_on_from_its_files_as_from_memory(tmp_path: Path, override
 
 
 def test_a_critic_begins_fresh_beside_a_policy_that_was_trained_alone(tmp_path: Path) -> None:
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
-    plain = prepare(load_config(path, ["run.name=one"]))
+    plain = prepare(texts_config(tmp_path, "run.name=one"))
     run_epoch(plain, 1)
     overrides = ["optimize.algorithm=ppo", "advantage.estimator=gae"]
     context = open_run(plain.store.root.uri, "one", overrides=overrides, epoch=2, trusted=True)
@@ -193,9 +187,7 @@ def test_the_coefficient_of_the_kl_follows_that_of_the_epoch_before(tmp_path: Pa
     ],
 )
 def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estimator: str) -> None:
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
-    config = load_config(path, [f"optimize.algorithm={algorithm}", f"advantage.estimator={estimator}"])
+    config = texts_config(tmp_path, f"optimize.algorithm={algorithm}", f"advantage.estimator={estimator}")
     check_config(config)
     context = prepare(config)
     run_epoch(context, 1)
@@ -278,12 +270,10 @@ def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
 def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, algorithm: str) -> None:
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
     found = []
     for number, overlong in enumerate(("null", "{buffer: 3, factor: 0.6}", "{buffer: 1, factor: 0, exclude: true}")):
         name = f"run.name=run-{number}"
-        config = load_config(path, [f"optimize.algorithm={algorithm}", f"advantage.overlong={overlong}", name])
+        config = texts_config(tmp_path, f"optimize.algorithm={algorithm}", f"advantage.overlong={overlong}", name)
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)
@@ -297,23 +287,17 @@ def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, al
     for sample, (length, reward) in plain.items():
         assert punished[sample][1] == pytest.approx(reward - 0.2 * max(0, length - 1), abs=1e-6)
         assert excluded[sample][1] == (None if length == 4 else pytest.approx(reward))
-    with pytest.raises(ConfigError, match="ends texts after 4 tokens"):
-        check_config(load_config(path, ["advantage.overlong={buffer: 5}"]))
-    with pytest.raises(ConfigError, match="makes no texts"):
-        check_config(load_config("tiny_sd3", ["advantage.overlong={buffer: 5}"]))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
 def test_an_epoch_trains_on_as_many_groups_that_say_something(tmp_path: Path, algorithm: str) -> None:
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
     settings = [f"optimize.algorithm={algorithm}", "rollout.group_size=2", "rollout.prompts_per_epoch=8"]
     settings += ["rewards=[{name: 'tests.support.language_models:coin'}]", "prompts.train=many.txt"]
     (tmp_path / "many.txt").write_text("\n".join(f"{number}+1=" for number in range(8)))
     found = []
     for number, informative in enumerate((None, 1, 8)):
         chosen = [f"advantage.informative={informative}"] if informative else []
-        config = load_config(path, [*settings, *chosen, f"run.name=run-{number}"])
+        config = texts_config(tmp_path, *settings, *chosen, f"run.name=run-{number}")
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)
@@ -331,12 +315,6 @@ def test_an_epoch_trains_on_as_many_groups_that_say_something(tmp_path: Path, al
     assert [name for name, rewards in most.items() if None not in rewards] == saying
     assert (summary["informative_groups"], summary["excluded_groups"], rows) == (len(saying), 7, 2)
     assert all_of_them["informative_groups"] == len(saying), "fewer than wanted are what there is"
-    with pytest.raises(ConfigError, match=r"is 9, but an epoch has .*prompts_per_epoch 8"):
-        check_config(load_config(path, [*settings, "advantage.informative=9"]))
-    with pytest.raises(ConfigError, match=r"rollout\.group_size is 1, and one reward equals itself"):
-        check_config(
-            load_config(path, [*settings, "optimize.algorithm=ppo", "rollout.group_size=1", "advantage.informative=2"])
-        )
 
 
 @pytest.mark.campaign

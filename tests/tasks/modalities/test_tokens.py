@@ -17,8 +17,6 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, PreTrainedTokenizerFast
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.maths.generation import TokenSampling, generate, reading_once
 from flowmill.models.maths.tokens import Widths, draw, token_log_probs
@@ -48,14 +46,7 @@ from tests.support.inside import (
     training_data,
     updates_of,
 )
-from tests.support.language_models import texts_data, write_language_model
-
-
-def config_of(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
-    path = folder / "texts.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder, **rollout)))
-    return load_config(path, overrides)
+from tests.support.language_models import texts_config, write_language_model
 
 
 def samples_of(context: RunContext, epoch: int) -> dict[str, tuple[str, str, list[int], list[float]]]:
@@ -268,7 +259,7 @@ def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1
     found, updates = [], []
     for rescore in (True, False):
         settings = (f"store.root={tmp_path / str(rescore)}", f"rollout.tokens.rescore={rescore}")
-        context = prepare(config_of(tmp_path, *settings))
+        context = prepare(texts_config(tmp_path, *settings))
         run_epoch(context, 1)
         found.append(samples_of(context, 1))
         updates.append(updates_of(context, 1)[0])
@@ -282,7 +273,7 @@ def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1
 
 
 def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_them(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = texts_config(tmp_path)
     check_config(config)
     context = prepare(config)
     evaluate(context, 0)
@@ -317,7 +308,7 @@ def test_texts_depend_on_neither_shards_nor_micro_batches(tmp_path: Path) -> Non
         ("one", ("rollout.groups_per_shard=1", "execution.micro_batch_size=16")),
         ("two", ("rollout.groups_per_shard=4", "execution.micro_batch_size=4")),
     ):
-        context = prepare(config_of(tmp_path, f"store.root={tmp_path / name}", *settings))
+        context = prepare(texts_config(tmp_path, f"store.root={tmp_path / name}", *settings))
         run_epoch(context, 1)
         found.append(samples_of(context, 1))
         record = context.store.shards(context.policy_ref(1))[0]
@@ -331,7 +322,7 @@ def test_texts_depend_on_neither_shards_nor_micro_batches(tmp_path: Path) -> Non
 def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, normalization: str) -> None:
     options = f"{{name: grpo, options: {{normalization: {normalization}, kl_coef: 0.1}}}}"
     lora = "model.lora={rank: 2, alpha: 4}"
-    context = prepare(config_of(tmp_path, lora, f"optimize.algorithm={options}", "optimize.learning_rate=1e-2"))
+    context = prepare(texts_config(tmp_path, lora, f"optimize.algorithm={options}", "optimize.learning_rate=1e-2"))
     run_epoch(context, 1)
     updates = updates_of(context, 1)
     assert updates[0]["kl"] == pytest.approx(0, abs=1e-6), "fresh adapters change nothing yet"
@@ -341,7 +332,7 @@ def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, norm
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(tmp_path: Path, algorithm: str) -> None:
     replay = "optimize.replay={epochs: 1, max_importance: 50}"
-    config = config_of(tmp_path, replay, f"optimize.algorithm={algorithm}", "optimize.learning_rate=0.01")
+    config = texts_config(tmp_path, replay, f"optimize.algorithm={algorithm}", "optimize.learning_rate=0.01")
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2):
@@ -376,7 +367,7 @@ def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: P
     replayed = []
     for share in (1.0, 0.25):
         settings = (f"optimize.replay={{epochs: 1, share: {share}}}",)
-        config = config_of(tmp_path, *settings, f"run.name=run-{share}")
+        config = texts_config(tmp_path, *settings, f"run.name=run-{share}")
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)
@@ -390,7 +381,7 @@ def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: P
 
 def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Path) -> None:
     settings = ("optimize.algorithm=dpo", "optimize.replay={epochs: 1}", "optimize.learning_rate=0.01")
-    config = config_of(tmp_path, *settings)
+    config = texts_config(tmp_path, *settings)
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2):
@@ -409,7 +400,7 @@ def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Pa
 
 def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
     tis = "optimize.algorithm={name: grpo, options: {tis: 2.0}}"
-    config = config_of(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01", tis)
+    config = texts_config(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01", tis)
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2, 3):
@@ -436,7 +427,7 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
 )
 def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, *(yaml.safe_load(override) if override.startswith("[") else [override])))
+        check_config(texts_config(tmp_path, *(yaml.safe_load(override) if override.startswith("[") else [override])))
 
 
 def test_prompts_are_cut_on_the_left_or_refused() -> None:
@@ -485,7 +476,7 @@ def test_a_tokenizer_that_adds_tokens_when_it_is_loaded_is_named_with_a_remedy_t
 
 
 def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Path) -> None:
-    section, config = TokensSection(template_date=date(2024, 7, 26)), config_of(tmp_path)
+    section, config = TokensSection(template_date=date(2024, 7, 26)), texts_config(tmp_path)
     about = RunPlan(config).kind_spec.rollout_options(RunPlan(config))["tokens"]
     assert "template_date" not in about
     dated = config.model_copy(update={"rollout": config.rollout.model_copy(update={"tokens": section})})
@@ -494,7 +485,7 @@ def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Pat
 
 
 def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = texts_config(tmp_path)
     folder = Path(str(config.model.path))
     tokenizer = character_tokenizer()
     tokenizer.chat_template = "{{ strftime_now('%H') }}{{ messages[-1].content }}"
@@ -506,7 +497,7 @@ def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> No
 def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: Path) -> None:
     from flowmill.tasks.modalities.rows import Units
 
-    context = prepare(config_of(tmp_path))
+    context = prepare(texts_config(tmp_path))
     collect(context)
     samples = training_data(context).samples(session_of(context).host)
     rows = np.stack([np.arange(6), np.zeros(6, np.int64)], 1)
@@ -518,7 +509,7 @@ def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: P
 
 
 def test_a_tokenizer_of_another_model_is_refused_before_any_work(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = texts_config(tmp_path)
     check_config(config)
     other = character_tokenizer()
     other.add_tokens(["<think>", "</think>"])
@@ -529,7 +520,7 @@ def test_a_tokenizer_of_another_model_is_refused_before_any_work(tmp_path: Path)
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_plus_plus"])
 def test_one_sample_per_group_is_enough_where_groups_are_not_compared(tmp_path: Path, algorithm: str) -> None:
-    check_config(config_of(tmp_path, "rollout.group_size=1", f"optimize.algorithm={algorithm}"))
+    check_config(texts_config(tmp_path, "rollout.group_size=1", f"optimize.algorithm={algorithm}"))
 
 
 def test_a_text_that_ends_at_once_is_empty_and_its_end_is_trained(policy: CausalLM) -> None:
@@ -545,7 +536,7 @@ def test_a_text_that_ends_at_once_is_empty_and_its_end_is_trained(policy: Causal
 
 
 def test_a_model_without_a_padding_token_trains(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "run.epochs=1")
+    config = texts_config(tmp_path, "run.epochs=1")
     plain = character_tokenizer()
     plain.pad_token = None
     plain.save_pretrained(tmp_path / "lm")

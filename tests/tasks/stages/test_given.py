@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 
 import flowmill
 from flowmill.configs.errors import ConfigError, DataError, FlowmillError
-from flowmill.configs.load import load_config
+from flowmill.configs.load import load_config, parse_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.models.policies.parts import Part
@@ -427,9 +427,7 @@ def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
     data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), **columns}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"learning_rate": 1e-3, "algorithm": algorithm, "updates_per_epoch": 1}
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
-    config = load_config(path)
+    config = parse_config(data, where="here")
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2, 3):
@@ -453,9 +451,7 @@ def test_texts_after_the_prompts_of_others(tmp_path: Path) -> None:
     data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), **columns}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"algorithm": "kto", "updates_per_epoch": 1}
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
-    context = prepare(load_config(path))
+    context = prepare(parse_config(data, where="here"))
     run_stage(context, "advantage", 1)
     host, made = session_of(context).host, given_data(context, 1)
     samples = made.samples(host)
@@ -480,10 +476,8 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
     data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), "sample": "completion"}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"algorithm": "sft"}
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
     with pytest.raises(DataError, match=r"line 5, completion: it has 41 tokens, but rollout.tokens.max_new is 4"):
-        prepare(load_config(path))
+        prepare(parse_config(data, where="here"))
 
 
 def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: Path) -> None:
