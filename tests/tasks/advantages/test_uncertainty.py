@@ -115,18 +115,6 @@ def test_monitors_that_gate_are_not_free_to_change(make_config: Make) -> None:
     assert differences(weighing[0], weighing[1]) == ["monitors.0.name: 'digits' -> 'jpeg_incompressibility'"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["advantage.kl_gate=0.1", "monitors=[{name: digits}]"], "but advantage.kl_coef is 0"),
-        (["advantage.kl_gate=0.1", "advantage.kl_coef=0.1"], "there are no monitors to doubt a reward by"),
-    ],
-)
-def test_a_gate_with_nothing_to_gate_is_refused(make_config: Make, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*overrides))
-
-
 def test_diversity_is_the_mean_distance_to_the_others() -> None:
     media = np.zeros((3, 2, 2, 3), np.uint8)
     media[2] = 255

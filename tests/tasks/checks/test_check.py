@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from flowmill.configs.errors import ConfigError, PromptError
+from flowmill.configs.errors import ConfigError, FlowmillError, PromptError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
@@ -17,6 +19,9 @@ from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.tasks.checks.check import check_config
 from tests.conftest import ROOT
 from tests.support.inside import Make
+from tests.support.language_models import drawn_texts_data, texts_data
+from tests.support.unified_models import unified_data
+from tests.support.vision_classes import vision_data
 
 
 def test_cost_by_hand(make_config: Make) -> None:
@@ -54,7 +59,16 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         check_config(make_config())
 
 
-#: Of the small run and of tiny presets: changes, separated by semicolons, and what is said of them.
+#: Bases of a language model, of images and of what the fixture ``changed`` writes.
+WRITTEN: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "texts": texts_data,
+    "vision": vision_data,
+    "unified": unified_data,
+}
+SERVED = "small; rollout.engine={name: sglang, options: {servers: ['http://127.0.0.1:1']}}"
+TURNED = "drawn; render.turns={count: 3, comment: '{score}', comment_tokens: 2, done: '7'}"
+#: Of the small run, of what is written and of tiny presets, each with settings: changes, separated by semicolons, and
+#: what is said of them. Refusals of combinations alone are in test_rules.py.
 REFUSED = {
     "small": """
         rollout.group_size=1 -> rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples
@@ -147,27 +161,81 @@ REFUSED = {
     "z_image": """
         model.dtype=float16 -> exceed its range, so that latents become NaN. Set it to 'bfloat16'
     """,
+    "texts": """
+        optimize.algorithm=nft -> optimize.algorithm 'nft' does not exist
+        rewards=[{name: jpeg_compressibility}] -> scores images, but model.policy 'causal_lm' makes texts
+        optimize.algorithm=ppo; advantage.estimator.options={decay: 2} -> decay is 2
+        optimize.algorithm=ppo; critic.path=nowhere -> critic.path 'nowhere' is no folder
+    """,
+    "drawn": """
+        rewards=[{name: lexicon}] -> 'lexicon' scores texts, but with a section 'render'
+        rewards=[{name: jpeg_compressibility, reads: texts}, blockiness] -> scores images, but model.policy 'causal_lm'
+        render.model.policy=flux1_kontext -> render: model.policy 'flux1_kontext' starts from images, but prompts.image
+        render.model.height=15 -> render: model.height
+        render=null; rewards=[{name: lexicon}] -> has reads 'texts'
+    """,
+    TURNED: """
+        render.turns.comment_tokens=64 -> tokens, but the model takes 64
+    """,
+    "vision": """
+        prompts.image=null -> prompts.image is not set
+        rollout.tokens={template: none, max_new: 4} -> only the template of a processor says where images go
+        model.options={images: 0} -> greater than or equal to 1
+        model.policy=causal_lm; prompts.image=null -> needs a causal language model
+        rollout.tokens.engine={name: openai, options: {endpoint: 'http://127.0.0.1:9', model: m}} -> reads no images
+        model.options={train_vision: true}; execution={strategy: fsdp, processes: 2} -> train_vision
+    """,
+    "unified": """
+        model.width=32 -> model.width is 32, but an image of the model has 16 tokens, and 16 x 16 pixels
+        rollout.tokens.max_new=8 -> rollout.tokens.max_new is 8, but an image
+        optimize.shared_prompts=true -> optimize.shared_prompts is true, which model.policy 'janus'
+        rewards=[{name: exact_text}] -> scores texts
+        execution={strategy: fsdp, processes: 2} -> fsdp
+    """,
+    SERVED: """
+        rollout.latents_dtype=float16 -> rounds the latents between steps
+        rollout.plan=branch -> branches, and a request is for one chain
+        rollout.engine.options.servers=[] -> servers is []
+        rollout.engine.options.servers=['host:1'] -> begin with http://
+        rollout.engine=vllm -> rollout.engine 'vllm' does not exist
+        execution={strategy: fsdp, processes: 2, sampling: spread, device: cpu} -> 'whole'
+        rollout.sampler=dance_sde -> rollout.engine is 'sglang', but it has no
+        rollout.same_noise=true -> rollout.engine is 'sglang', but it draws
+    """,
 }
+Changed = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def changed(make_config: Make, tiny_base: Path, tmp_path: Path) -> Changed:
+    """Returns the config of a base with settings of its own, and with changes."""
+
+    def make(base: str, *changes: str) -> RunConfig:
+        name, *settings = base.split("; ")
+        if name == "small":
+            return make_config(*settings, *changes)
+        if name not in (*WRITTEN, "drawn"):
+            return load_config(f"tiny_{name}", [*settings, *changes])
+        data = drawn_texts_data(tmp_path, tiny_base) if name == "drawn" else WRITTEN[name](tmp_path)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(data))
+        return load_config(tmp_path / f"{name}.yaml", [*settings, *changes])
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("preset", "change", "expected"),
-    [(preset, *line.strip().split(" -> ")) for preset, text in REFUSED.items() for line in text.strip().splitlines()],
+    ("base", "change", "expected"),
+    [(base, *line.strip().split(" -> ")) for base, text in REFUSED.items() for line in text.strip().splitlines()],
 )
-def test_what_cannot_work_is_refused(make_config: Make, preset: str, change: str, expected: str) -> None:
-    def config(*overrides: str) -> RunConfig:
-        if preset == "small":
-            return make_config(*overrides)
-        return load_config(ROOT / "configs" / f"tiny_{preset}.yaml", overrides)
-
-    with pytest.raises(ConfigError) as error:
-        check_config(config(*change.split("; ")))
+def test_what_cannot_work_is_refused(changed: Changed, base: str, change: str, expected: str) -> None:
+    with pytest.raises(FlowmillError) as error:
+        check_config(changed(base, *change.split("; ")))
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize("preset", [name for name in REFUSED if name != "small"])
-def test_presets_that_are_changed_work_as_they_are(preset: str) -> None:
-    check_config(load_config(ROOT / "configs" / f"tiny_{preset}.yaml"))
+@pytest.mark.parametrize("base", REFUSED)
+def test_what_is_changed_works_as_it_is(changed: Changed, base: str) -> None:
+    check_config(changed(base))
 
 
 def test_images_are_asked_for_and_refused_by_family() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from flowmill.configs.errors import ConfigError, EngineError
+from flowmill.configs.errors import EngineError
 from flowmill.models.engines.chains import DenoisingChain
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import reach_engines
@@ -204,22 +204,3 @@ def test_a_token_is_sent(make_config: ConfigFactory, config_file: Path, monkeypa
             rollout(context)
         monkeypatch.setenv("FLOWMILL_ROLLOUT_TOKEN", "secret")
         rollout(RunContext(context.store, context.config, context.run))
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("rollout.latents_dtype=float16", r"rounds the latents between steps"),
-        ("rollout.plan=branch", r"branches, and a request is for one chain"),
-        ("rollout.engine={name: sglang, options: {servers: []}}", r"servers is \[\]"),
-        ("rollout.engine={name: sglang, options: {servers: ['host:1']}}", "begin with http://"),
-        ("rollout.engine=vllm", "rollout.engine 'vllm' does not exist"),
-        ("execution={strategy: fsdp, processes: 2, sampling: spread, device: cpu}", "'whole'"),
-        ("rollout.sampler=dance_sde", r"rollout.engine is 'sglang', but it has no"),
-        ("rollout.same_noise=true", r"rollout.engine is 'sglang', but it draws"),
-    ],
-)
-def test_what_an_engine_cannot_carry_is_refused_by_check(make_config: ConfigFactory, setting: str, said: str) -> None:
-    check_config(make_config(served_by("http://127.0.0.1:1")))
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(served_by("http://127.0.0.1:1"), setting))

@@ -13,7 +13,6 @@ import yaml
 from PIL import Image
 from transformers import AutoProcessor, JanusForConditionalGeneration
 
-from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.language_architectures import language_config
@@ -146,24 +145,6 @@ def test_a_chat_template_gets_its_messages_in_parts(name: str, content: str, tmp
     config = config_of(tmp_path)
     (tmp_path / "unified" / name).write_text(content)
     assert prompts_in(tmp_path / "unified", RunPlan(config)).ids("42") == [1, 16, 10, 8, 16, 3]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.width=32"], r"model\.width is 32, but an image of the model has 16 tokens, and 16 x 16 pixels"),
-        (["rollout.tokens.max_new=8"], r"rollout\.tokens\.max_new is 8, but an image .* to 16"),
-        (["optimize.algorithm=ppo", "advantage.estimator=gae"], "which trains a critic"),
-        (["optimize.algorithm=nft"], "optimize.algorithm"),
-        (["optimize.shared_prompts=true"], r"optimize\.shared_prompts is true, which model\.policy 'janus'"),
-        (["rollout.media={format: none}"], "samples without images"),
-        (["rewards=[{name: exact_text}]"], "scores texts"),
-        (["execution={strategy: fsdp, processes: 2}"], "fsdp"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(config_of(tmp_path, *overrides))
 
 
 def test_memory_and_cost_count_both_branches_and_decoding(tmp_path: Path) -> None:

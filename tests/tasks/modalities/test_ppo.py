@@ -196,26 +196,6 @@ def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estim
     assert ("value" in [node.stage for node in RunPlan(config).nodes()]) == ("kl_coef" in estimator)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("optimize.algorithm=grpo", "critic.learning_rate=null"), "trains no critic"),
-        (("advantage.estimator=group",), "only 'gae' reads"),
-        (("optimize.algorithm.options={kl_coef: 0.1}",), "count twice"),
-        (("advantage.estimator.options={decay: 2}",), "decay is 2"),
-        (("optimize.algorithm.options={value_clip: 0}",), "value_clip is 0"),
-        (("critic.path=nowhere",), "critic.path 'nowhere' is no folder"),
-        (("critic.log_probs=true", "critic.backbone=policy"), "critic.log_probs is true, but"),
-    ],
-)
-def test_what_cannot_work_is_refused(tmp_path: Path, overrides: tuple[str, ...], said: str) -> None:
-    given = [*overrides]
-    if overrides[0] == "optimize.algorithm=grpo":
-        given.append("advantage.estimator=gae")
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, *given))
-
-
 def write_wide_model(folder: Path) -> None:
     """A model of four layers whose hidden states are of another width than the policy's."""
     config = LlamaConfig(

@@ -199,30 +199,6 @@ def test_the_model_that_draws_is_loaded_once_and_leaves_when_told(tiny_base: Pat
     assert host.renderer.loaded() == 0
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rewards=[{name: lexicon}]",), "'lexicon' scores texts, but with a section 'render' .* Set its 'reads'"),
-        (
-            ("rewards=[{name: jpeg_incompressibility}, {name: jpeg_compressibility, reads: texts}]",),
-            "scores images, but model.policy 'causal_lm' makes",
-        ),
-        (("rewards.0.reads=texts", "rewards.0.name=tests.support.language_models:coin"), "so nothing looks at them"),
-        (("render.model.lora={rank: 2, alpha: 2}",), "render.model.lora is set, but that model is never trained"),
-        (("render.model.frames=5",), "render.model.frames is set"),
-        (("render.model.policy=flux1_kontext",), "render: .*'flux1_kontext' starts from images, but prompts.image is"),
-        (("render.model.policy=causal_lm",), "'causal_lm' cannot draw texts"),
-        (("render.model.height=15",), "render: .*height"),
-        (("render=null", "rewards=[{name: lexicon}]"), "has reads 'texts', .* no section 'render'"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(
-    tiny_base: Path, tmp_path: Path, overrides: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, tiny_base, *overrides))
-
-
 def test_a_model_of_images_draws_nothing_of_others(make_config: Make) -> None:
     config = make_config()
     render = RenderSection(model=config.model)

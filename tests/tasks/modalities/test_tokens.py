@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, PreTrainedTokenizerFast
@@ -411,23 +410,6 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
         # The sampler had the parameters of the policy that made the texts, not of the one that the epoch starts from.
         assert first["sampler_gap"] < 1e-5
         assert first["tis"] == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("optimize.algorithm={name: nft}", "optimize.algorithm 'nft' does not exist"),
-        ("rewards=[{name: jpeg_compressibility}]", "scores images, but model.policy 'causal_lm' makes texts"),
-        ("optimize.replay={epochs: 1, steps: 1}", "optimize.replay.steps is 1, but a text is one row"),
-        ("[rollout.tokens.rescore=false, model.dtype=bfloat16]", "rescore is false, but with model.dtype 'bfloat16'"),
-        ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
-        ("[optimize.algorithm=dpo, execution.micro_batch_size=1]", "best and worst sample in one forward, but"),
-        ("[optimize.algorithm=dpo, advantage.estimator=rloo]", "rloo', but .* 'dpo' compares whole samples"),
-    ],
-)
-def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(texts_config(tmp_path, *(yaml.safe_load(override) if override.startswith("[") else [override])))
 
 
 def test_prompts_are_cut_on_the_left_or_refused() -> None:

@@ -236,23 +236,10 @@ def test_two_ranks_see_as_one(tiny_base: Path, tmp_path: Path, flowmill: Callabl
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("render.turns.by=digits",), "the rewards and monitors of images are: level"),
-        (("optimize.shared_prompts=true",), "optimize.shared_prompts is true, but with render.turns"),
-        (("render.turns.comment_tokens=64",), r"a conversation may have \d+ tokens, but the model takes 64"),
-        (("render.turns.comment=''",), "render.turns.comment is empty"),
-        (("render.turns.sees=images",), "model.policy 'causal_lm' reads texts alone"),
-        (("prompts.train={folder}/turned.jsonl",), "prompts.train has a column 'render_turn'"),
-    ],
-)
-def test_turns_that_cannot_work_are_refused(
-    tiny_base: Path, tmp_path: Path, overrides: tuple[str, ...], said: str
-) -> None:
+def test_prompts_cannot_say_which_turn_they_are(tiny_base: Path, tmp_path: Path) -> None:
     (tmp_path / "turned.jsonl").write_text('{"prompt": "1+2=", "answer": "3", "render_turn": 2}\n')
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, tiny_base, *(each.format(folder=tmp_path) for each in overrides)))
+    with pytest.raises(ConfigError, match=r"prompts\.train has a column 'render_turn'"):
+        check_config(config_of(tmp_path, tiny_base, f"prompts.train={tmp_path}/turned.jsonl"))
 
 
 def test_a_stage_has_the_turns_of_its_run(tiny_base: Path, tmp_path: Path) -> None:

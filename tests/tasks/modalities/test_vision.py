@@ -259,22 +259,3 @@ def test_bad_prompts_are_refused_before_any_work(row: dict[str, Any], message: s
     (tmp_path / "vision.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(FlowmillError, match=message):
         check_config(config_of(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["prompts.image=null"], "prompts.image is not set"),
-        (["rollout.tokens={template: none, max_new: 4}"], "only the template of a processor says where images go"),
-        (["model.options={images: 0}"], "greater than or equal to 1"),
-        (["model.policy=causal_lm", "prompts.image=null"], "needs a causal language model"),
-        (
-            ["rollout.tokens.engine={name: openai, options: {endpoint: 'http://127.0.0.1:9', model: m}}"],
-            "reads no images",
-        ),
-        (["model.options={train_vision: true}", "execution={strategy: fsdp, processes: 2}"], "train_vision"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(config_of(tmp_path, *overrides))

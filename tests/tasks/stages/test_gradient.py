@@ -22,7 +22,6 @@ from flowmill.storage.maintenance.verify import find_problems
 from flowmill.storage.trajectories.gradients import PAYLOADS, StoredGradients
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.notes import training_notes
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.modalities.diffusion.reward_gradients import follow
@@ -32,7 +31,6 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import (
     Make,
     make_stage,
@@ -288,18 +286,6 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
 def test_what_cannot_work_is_refused(make_config: Make, overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_config(make_config(*DIGITS, *overrides))
-
-
-def test_what_can_work_is_not_and_a_person_is_told_what_it_does(make_config: Make) -> None:
-    for overrides, word in (
-        (("optimize.inner_epochs=4", "optimize.replay={epochs: 1}"), "'bounded'"),
-        (("optimize.algorithm.options.target=linear", "rollout.group_size=1"), "'linear'"),
-    ):
-        config = make_config(*DIGITS, *overrides)
-        check_config(config)
-        notes = training_notes(RunPlan(config), updates=2)
-        assert any(word in note for note in notes)
-        assert any("monitors" in note for note in notes)
 
 
 def test_runs_without_gradients_have_no_such_stage(make_config: Make) -> None:

@@ -11,12 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.tasks.algorithms.base import RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from flowmill.tasks.algorithms.grpo import GRPO
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import policy_folder
 from flowmill.tasks.modalities.rows import Units, micro_batches
 from flowmill.tasks.runs.context import RunContext
@@ -174,23 +172,6 @@ def test_the_first_update_uses_what_the_rollout_predicted_without_the_prompt(
     assert known == 2 * [*[True] * quarter, *[False] * quarter]
     assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 2e-6
     assert sum(float(value.abs().sum()) for value in weights[1].values()) > 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        (["model.guidance_scale=1"], "no guidance"),
-        (["optimize.guidance_gradient=both"], "is 'both'"),
-        (["optimize.algorithm={name: nft}", "rollout.plan={name: final}"], "trains no stochastic steps"),
-        (["optimize.replay={epochs: 1}"], "older policies"),
-        (["execution.ahead=1"], "an older policy"),
-    ],
-)
-def test_predictions_that_nobody_would_read_are_not_stored(make_config: Make, settings: list[str], why: str) -> None:
-    guided = ["model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", "rollout.unconditional=true"]
-    check_config(make_config(*guided))
-    with pytest.raises(ConfigError, match=f"rollout.unconditional has no use: .*{why}"):
-        check_config(make_config(*guided, *settings))
 
 
 @pytest.mark.campaign_cases("adamw8bit")
