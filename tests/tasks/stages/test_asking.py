@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import flowmill.tasks.training.epoch as training
-from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.errors import RewardError
 from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.decoding import recompute_decoder
 from flowmill.models.policies.parts import Part
@@ -224,19 +224,3 @@ def test_a_slope_that_is_no_number_is_told_with_its_sample(make_config: Make) ->
     collect(context, 1)
     with pytest.raises(RewardError, match=r"gradient of reward '.*Cliff' is not finite for prompt .*sample "):
         run_stage(context, "optimize", 1)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rewards=[digits]",), "'digits' has no gradient"),
-        (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
-        (("rollout.plan={name: final}",), "stores none from 0 to 2 of some samples"),
-        (("rollout.plan={name: late}", "optimize.algorithm.options.steps=2"), r"late, options: \{low: 1, high: 2\}"),
-        (("rollout.plan={name: branch}", "rollout.sampler=flow_sde"), "stores one step of each branch"),
-        (("rollout.plan={name: late, options: {count: 9}}",), "9 states cannot be drawn"),
-    ],
-)
-def test_what_cannot_work_is_refused(make_config: Make, overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*DIGITS, *overrides))

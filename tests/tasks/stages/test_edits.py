@@ -13,7 +13,7 @@ import yaml
 from diffusers import FluxKontextPipeline
 from PIL import Image
 
-from flowmill.configs.errors import ConfigError, DataError
+from flowmill.configs.errors import DataError
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.load import load_config, override_config
 from flowmill.configs.schema import RunConfig
@@ -146,19 +146,3 @@ def test_edits_come_from_tars_and_as_pairs(tmp_path: Path) -> None:
     context = prepare(override_config(compared, [f"optimize.algorithm={json.dumps(dpo)}"]))
     run_epoch(context, 1)
     assert updates_of(context, 1)[0]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "message"),
-    [
-        ("tiny_wan21_v2v", "starts chains from a clip, which its model does not see"),
-        ("tiny_qwen_image_edit", r"data\.columns\.prompt_image is not set"),
-        ("tiny_sd3", "takes no image"),
-    ],
-)
-def test_families_that_cannot_train_on_edits_say_why(preset: str, message: str, tmp_path: Path) -> None:
-    rows = write_jsonl(tmp_path, [edit(1)])
-    column = "" if "prompt_image" in message else ", prompt_image: source"
-    settings = [f"data={{train: '{rows}'{column}}}", "prompts={}", "optimize.algorithm=sft"]
-    with pytest.raises(ConfigError, match=message):
-        check_config(load_config(preset, settings))

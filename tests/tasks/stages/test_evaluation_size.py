@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from flowmill.configs.errors import ConfigError
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
@@ -39,27 +35,3 @@ def test_evaluations_are_of_their_own_size_and_rollouts_stay_what_they_were(
     folder = exported_folder(larger.store, larger.chain.target(Node(1, "export")))
     call = json.loads((folder / "generation.json").read_text())["call"]
     assert (call["height"], call["width"]) == (32, 16), "the card draws what was evaluated"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("evaluate.height=20",), r"evaluate\.height is 20, but this model takes multiples of"),
-        (("evaluate.width=48",), r"evaluate\.width is 48, but .* has positions for 32 pixels at most"),
-        (("evaluate.frames=5",), r"evaluate\.frames is 5 and model\.frames is 1: one makes images"),
-    ],
-)
-def test_a_size_that_the_model_cannot_make_is_refused(
-    make_config: ConfigFactory, settings: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(make_config(*settings))
-
-
-def test_where_prompts_come_with_images_it_is_refused() -> None:
-    from flowmill.configs.load import load_config
-    from tests.conftest import ROOT
-
-    config = load_config(ROOT / "configs" / "tiny_flux1_kontext.yaml", ["evaluate.height=128"])
-    with pytest.raises(ConfigError, match=r"evaluate: height, width and frames are set, but prompts of .* come"):
-        check_config(config)

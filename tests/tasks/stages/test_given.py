@@ -17,13 +17,12 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 import flowmill
-from flowmill.configs.errors import ConfigError, DataError, FlowmillError
+from flowmill.configs.errors import ConfigError, DataError
 from flowmill.configs.load import load_config, parse_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.models.policies.parts import Part
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.describe import describe_run
@@ -34,7 +33,6 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.tracking.descriptions import description
 from tests.support.given import given_data, pairs, picture, png, rated, singles, write_jsonl
 from tests.support.inside import (
@@ -209,6 +207,11 @@ def test_images_of_several_sizes_train_in_buckets(given: Make, tmp_path: Path) -
     assert once.chain.ref(Node(0, "ingest")) != context.chain.ref(Node(0, "ingest"))
 
 
+def test_buckets_that_the_model_cannot_make_are_refused(given: Make) -> None:
+    with pytest.raises(ConfigError, match=r"data.buckets \[16, 33\]: .*width"):
+        check_config(given(singles(), buckets=((16, 33),)), rewards=False)
+
+
 def test_both_images_of_a_pair_get_the_size_of_the_chosen_one(given: Make) -> None:
     rows = [{**row, "rejected": picture(50 + n, (30, 31))} for n, row in enumerate(shaped("chosen"))]
     context = prepare(given(rows, "dpo", buckets=BUCKETS, chosen="chosen", rejected="rejected"))
@@ -217,24 +220,6 @@ def test_both_images_of_a_pair_get_the_size_of_the_chosen_one(given: Make) -> No
     assert len(set(media)) == len(BUCKETS)
     run_epoch(context, 1)
     assert updates_of(context, 1)[0]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "section", "message"),
-    [
-        (SFT, {"buckets": ((16, 33),)}, r"data.buckets \[16, 33\]: .*width"),
-        ("dpo", {"rating": "stars", "scale": (1, 5)}, "compares them at equal noise"),
-    ],
-)
-def test_buckets_that_cannot_work_are_refused(
-    given: Make, algorithm: Any, section: dict[str, Any], message: str
-) -> None:
-    config = given(rated(), algorithm, **{"buckets": BUCKETS, **section})
-    with pytest.raises(ConfigError, match=message):
-        check_config(config, rewards=False)
-    packed = config.model_copy(update={"model": config.model.model_copy(update={"policy": "flux1"})})
-    with pytest.raises(ConfigError, match=r"model\.policy 'flux1' is trained on samples of one"):
-        check_data(RunPlan(packed))
 
 
 def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Make, tmp_path: Path) -> None:
@@ -376,30 +361,6 @@ def test_images_of_every_mode_are_taken_as_they_are_seen(given: Make, tmp_path: 
     _, _, media = samples_of(prepare(config))[2]
     expected = np.asarray(plain.convert("RGB").crop((0, 2, 40, 22)).resize((32, 16), 1)).astype(int)
     assert np.abs(expected - media.astype(int)).mean() < 12
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "section", "overrides", "message"),
-    [
-        ("grpo", {}, [], "needs log-probs of stochastic steps"),
-        ("awm", {}, [], "needs the policy that made the samples"),
-        ("refl", {}, [], "needs stored states"),
-        ("reward_gradient", {}, [], "needs gradients of rewards"),
-        ("dpo", {}, [], "neither pairs nor ratings"),
-        ("kto", {}, [], "neither pairs nor ratings"),
-        ("sft", {}, ["monitors=[{name: jpeg_compressibility, label: other}]"], "monitors acts on rollouts"),
-        ("sft", {}, ["optimize.replay={epochs: 1}"], "optimize.replay acts on rollouts"),
-        ("sft", {}, ["prompts.sampler=difficulty"], "prompts.sampler acts on rollouts"),
-        ("sft", {}, ["execution.ahead=1"], "execution.ahead acts on rollouts"),
-        ("sft", {}, ["advantage.std=global"], "advantage acts on rollouts"),
-        ("sft", {}, ["prompts.train=here.txt"], "do not go with 'data'"),
-    ],
-)
-def test_settings_without_use_are_refused(
-    given: Make, algorithm: str, section: dict[str, Any], overrides: list[str], message: str
-) -> None:
-    with pytest.raises(FlowmillError, match=message):
-        check_config(given(singles(), algorithm, *overrides, **section))
 
 
 def test_stages_of_the_other_way_to_train_are_not_there(given: Make, make_config: Make) -> None:

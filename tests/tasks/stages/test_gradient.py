@@ -265,29 +265,6 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
         StoredGradients(context.store, [ref]).rms("missing")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rewards=[digits]",), "'digits' has no gradient"),
-        (
-            ("rewards=[{name: image_similarity, options: {by: pixels, folder: x}}]",),
-            "'image_similarity' has no gradient with options .*'by': 'pixels'",
-        ),
-        ((f'rewards=[{{name: "{HERE}:Groupwise"}}]',), "compares samples"),
-        (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
-        (("rewards=[{name: digits_network, standardize: true}]",), "has standardize set"),
-        (('rewards=[{name: digits_network, server: "http://127.0.0.1:1"}]',), "has server set"),
-        (("rollout.plan={name: window}",), "final latents"),
-        (("optimize.algorithm.options.target=linear", "optimize.inner_epochs=2"), "optimize.inner_epochs is 2"),
-        (("optimize.algorithm.options.target=linear", "optimize.replay={epochs: 1}"), "optimize.replay trains"),
-        (("optimize.algorithm.options.target=cubic",), "target is 'cubic'"),
-    ],
-)
-def test_what_cannot_work_is_refused(make_config: Make, overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*DIGITS, *overrides))
-
-
 def test_runs_without_gradients_have_no_such_stage(make_config: Make) -> None:
     context = prepare(make_config())
     assert all(node.stage != "gradient" for node in context.plan.nodes())

@@ -23,7 +23,6 @@ from flowmill.models.rewards.wrappers import mean_ranks
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import composed
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
@@ -300,26 +299,6 @@ def test_a_head_of_ones_own_scores_latents(make_config: Make, tmp_path: Path) ->
     for name, said in (("two", "the last with one output"), ("nowhere", "No such file")):
         with pytest.raises(ConfigError, match=said):
             make_reward("latent_head", {"head": str(tmp_path / f"{name}.safetensors")})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        ([f"rewards=[{{name: '{LATENT}'}}]"], "scores latents, which are not kept. Set rollout.media.latents"),
-        (["rollout.media={format: none, latents: true}"], "but rollout.media.format is 'none' and nothing is decoded"),
-        (["rewards=[{name: 'tests.tasks.stages.test_scoring:OfClips'}]"], "scores whole clips, but its 'frames' is 1"),
-        (
-            ["rewards=[{name: 'tests.tasks.stages.test_scoring:Columned'}]"],
-            "needs the column 'count' .* which prompt '\"00\"' of",
-        ),
-        (["rewards=[{name: digits, server: 'http://x', device: cpu}]"], "has the device 'cpu' and a server"),
-        (["evaluate.judges=[{name: digits, threshold: 1}]"], r"evaluate.judges: 'digits' has threshold 1.0"),
-        (["monitors=[{name: digits, standardize: true}]"], "monitors: 'digits' has standardize True"),
-    ],
-)
-def test_needs_that_are_not_met_are_refused(make_config: Make, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*overrides))
 
 
 class OfClips(Latent):

@@ -13,11 +13,10 @@ import torch
 from PIL import Image, ImageOps
 
 from flowmill.configs.data import DataSection
-from flowmill.configs.errors import ConfigError, DataError, FlowmillError
+from flowmill.configs.errors import DataError
 from flowmill.configs.load import load_config
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.choices.given import drawn_variants, epoch_groups
 from flowmill.tasks.inputs.data_file import DataFile
 from flowmill.tasks.inputs.data_rows import DataRows, read_data_rows
@@ -30,9 +29,8 @@ from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
 from tests.conftest import ROOT
-from tests.support.given import given_data, pairs, picture, rated, singles, write_jsonl
+from tests.support.given import given_data, pairs, picture, singles, write_jsonl
 from tests.support.inside import (
-    plan_requiring,
     prepare,
     run_epoch,
     run_stage,
@@ -291,32 +289,3 @@ def test_each_setting_changes_what_is_trained_and_none_changes_held_out_rows(giv
     # The share of captions and the weight are no part of what is encoded.
     assert ids[5][0] == ids[6][0]
     assert ids[8][0] == ids[9][0]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "section", "message"),
-    [
-        (SFT, {"windows": 3}, "data.windows is the number of random crops"),
-        (SFT, {"repeats": 0}, "data.repeats is 0; a row counts once or more"),
-        (SFT, {"empty_captions": 1.0}, "empty_captions"),
-        ("kto", {"rating": "stars", "scale": (1, 5), "prior": {"train": "x.jsonl"}}, "data.prior goes with samples of"),
-        (SFT, {"rating": "stars", "scale": (1, 5), "prior": {"train": "x.jsonl"}}, "neither pairs nor ratings"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(
-    given: Make, algorithm: Any, section: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(FlowmillError, match=message):
-        check_config(given(rated(), algorithm, **section), rewards=False)
-
-
-@pytest.mark.parametrize("section", [{"flip": True}, {"crop": "random"}, CAPTIONS, {"prior": {"train": "x.jsonl"}}])
-def test_settings_of_images_are_refused_for_texts_and_for_edits(given: Make, section: dict[str, Any]) -> None:
-    config = given(singles(), SFT, **section)
-    texts = config.model_copy(update={"model": config.model.model_copy(update={"kind": "tokens"})})
-    with pytest.raises(ConfigError, match=r"data\.\w+ is for denoisers of images and films, but model.policy '\w+' is"):
-        check_data(plan_requiring(texts, advantages=False, data="forward"))
-    if {*section} & {"flip", "crop"}:
-        edits = given(singles(), SFT, **section, prompt_image="source")
-        with pytest.raises(ConfigError, match=r"the images of data\.columns\.prompt_image would stay"):
-            check_data(plan_requiring(edits, advantages=False, data="forward"))
