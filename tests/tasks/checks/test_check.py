@@ -122,6 +122,34 @@ REFUSED = {
         evaluate.judges=[{name: digits, threshold: 1}] -> evaluate.judges: 'digits' has threshold 1.0
         monitors=[{name: digits, standardize: true}] -> monitors: 'digits' has standardize True
         optimize.algorithm=refl; rollout.plan={name: late, options: {count: 9}} -> 9 states cannot be drawn
+        advantage.soft_clip=0 -> advantage.soft_clip
+        advantage.best_of=3 -> multiple of 2
+        prompts.sampler=dificulty -> Did you mean 'difficulty'
+        prompts.sampler=difficulty -> it needs either 'target', a mean reward, or 'epochs'
+        prompts.sampler={name: informative, options: {time: 3}} -> Did you mean 'times'
+        prompts.sampler=sources -> sets the shares of prompts.sources, but there is one list
+        prompts.sampler=math:pi -> it must be a class with choose
+        execution.runner=dusk -> execution.runner 'dusk' does not exist. Did you mean 'dask'?
+        execution.runner={name: dask, options: {workers: 0}} -> workers is 0; it must be greater than 0
+        execution.runner={name: dask, options: {address: 'tcp://n:1', cluster_class: x.Y}} -> names a cluster that runs
+        execution.runner=dask; execution.score_workers=2 -> execution.score_workers is 2
+        execution.runner=ray -> 'address'
+        execution.runner={name: ray, options: {address: auto}} -> address is 'auto', which has no port
+        watch.on.kll=stop -> there is no rule 'kll'. Did you mean 'kl'
+        watch.on.kl=pause -> must be 'warn' or 'stop'
+        watch.on.kl=back -> the action 'back', which rule 'kl' has, no longer exists. Set the rule to
+        watch.rate=0.2 -> setting 'watch.rate' no longer exists.
+        optimize.stop_kl=0 -> 'optimize.stop_kl' is 0
+        optimize.schedule={name: cosine} -> falls until total_updates, which is None
+        optimize.schedule={name: linear, total_updates: 5, warmup_updates: 5} -> Set total_updates above it
+        optimize.schedule={total_updates: 5} -> schedule 'constant' never falls
+        optimize.schedule={final: 0.5} -> schedule 'constant' never falls
+    """,
+    "small; execution.nodes=2; execution.launcher={name: agents, options: {endpoint: 'n:1', prefixes: [[a], [b]]}}": """
+        execution.launcher=local -> execution.launcher 'local' starts processes on this machine alone
+        execution.launcher.options.endpoint=node1 -> Write it as 'host:port'
+        execution.launcher.options.prefixes=[] -> Give one list of words per process
+        execution.launcher=slurm -> execution.launcher 'slurm' does not exist
     """,
     GRADIENT: """
         rewards=[digits] -> 'digits' has no gradient

@@ -188,19 +188,3 @@ def test_a_sampler_of_ones_own_that_repeats_itself_is_told(make_config: Make) ->
     context = prepare(make_config(f"prompts.sampler={__name__}:Greedy"))
     with pytest.raises(ConfigError, match="chose 4 prompts for epoch 1, 1 of them different; it must choose 4"):
         run_epoch(context, 1)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "expected"),
-    [
-        ("dificulty", "Did you mean 'difficulty'"),
-        ("difficulty", "it needs either 'target', a mean reward, or 'epochs'"),
-        ("{name: informative, options: {time: 3}}", "Did you mean 'times'"),
-        ("sources", "sets the shares of prompts.sources, but there is one list"),
-        ("math:pi", "it must be a class with choose"),
-    ],
-)
-def test_samplers_that_cannot_work_are_refused(make_config: Make, sampler: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_config(make_config(f"prompts.sampler={sampler}"))
-    assert expected in str(error.value)

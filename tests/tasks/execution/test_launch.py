@@ -16,9 +16,8 @@ import psutil
 import pytest
 import torch
 
-from flowmill.configs.errors import ConfigError, LostRankError, WorkerError
+from flowmill.configs.errors import LostRankError, WorkerError
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.executor import Listener
 from flowmill.tasks.execution.launch import Launched
 from flowmill.tasks.execution.launchers import Agents, Local, Program
@@ -268,20 +267,6 @@ def test_the_command_of_an_agent_follows_what_starts_it(tmp_path: Path) -> None:
     assert first[-2:] == ["flowmill.tasks.execution.worker", "auto"]
     ids = [next(word for word in command if word.startswith("--rdzv-id")) for command in (first, second)]
     assert ids[0] != ids[1], "ranks of an earlier start must not be met"
-
-
-@pytest.mark.parametrize(
-    ("launcher", "message"),
-    [
-        ("{name: local}", "execution.launcher 'local' starts processes on this machine alone"),
-        ("{name: agents, options: {endpoint: node1, prefixes: [[]]}}", "Write it as 'host:port'"),
-        ("{name: agents, options: {endpoint: 'n:1', prefixes: []}}", "Give one list of words per process"),
-        ("{name: slurm}", "execution.launcher 'slurm' does not exist"),
-    ],
-)
-def test_a_launcher_that_cannot_work_is_refused(make_config: Make, launcher: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(make_config("execution.nodes=2", f"execution.launcher={launcher}"))
 
 
 @pytest.mark.campaign

@@ -45,25 +45,6 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return make_bucket()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["execution.runner={name: dusk}"], "execution.runner 'dusk' does not exist. Did you mean 'dask'?"),
-        (["execution.runner={name: dask, options: {workers: 0}}"], "workers is 0; it must be greater than 0"),
-        (
-            ["execution.runner={name: dask, options: {address: 'tcp://node:8786', cluster_class: x.Y}}"],
-            "address names a cluster that runs",
-        ),
-        (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
-        (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
-        (["execution.runner={name: ray, options: {address: auto}}"], "address is 'auto', which has no port"),
-    ],
-)
-def test_what_cannot_work_is_refused(make_config: Make, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
-        check_config(make_config(*overrides))
-
-
 def test_a_runner_whose_package_is_missing_says_what_to_install(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

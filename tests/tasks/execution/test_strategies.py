@@ -325,30 +325,11 @@ def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() ->
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "said"),
-    [
-        ("wan21", ["processes=3", "context_parallel=2"], "there are 3 processes, which cannot be put in groups of 2"),
-        ("sd3", ["processes=2", "context_parallel=2"], "how the tokens of model.policy 'sd3' are split"),
-        ("wan21", ["strategy=fsdp"], "there is one process"),
-        ("wan21", ["processes=2", "fsdp_size=2"], "strategy 'ddp' keeps whole weights on every rank"),
-        ("wan21", ["processes=6", "strategy=fsdp", "fsdp_size=4"], "6 processes, which cannot be put in groups of 4"),
-        ("wan21", ["strategy=fsdp", "fsdp_size=2", "processes=4", "context_parallel=4"], "must be in one group"),
-        ("wan21", ["processes=2", "sampling=spread"], "keeps whole weights on every rank"),
-        ("wan21", ["processes=2", "offload=true"], "keeps weights on devices"),
-    ],
-)
-def test_what_cannot_work_is_refused(tmp_path: Path, family: str, settings: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(family, tmp_path, *[f"execution.{setting}" for setting in settings]))
-
-
-@pytest.mark.parametrize(
     ("settings", "said"),
     [
         (["execution.context_parallel=5", "execution.processes=5"], "24 attention heads, which that does not divide"),
         (["model.height=528", "model.width=528"], "a row has 1089 tokens"),
         (["model.options={max_sequence_length: 77}"], "a row has 77 text tokens"),
-        pytest.param(["model.compile=true"], "model.compile is set", marks=pytest.mark.slow),
     ],
 )
 def test_a_published_model_that_cannot_be_shared_out_evenly_is_refused(settings: list[str], said: str) -> None:

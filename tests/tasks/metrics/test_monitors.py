@@ -12,7 +12,6 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from flowmill.configs.errors import ConfigError
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import contributions
 from flowmill.tasks.algorithms.trends import (
@@ -26,7 +25,6 @@ from flowmill.tasks.algorithms.trends import (
     opposed_window,
     trend,
 )
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.monitors import correlations, read_scored, shares
 from flowmill.tasks.specs.graph import Node
@@ -95,19 +93,6 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     found = correlations(read_scored(watched.chain, 1))
     assert found == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
     assert describe_run(watched)["warnings"] == []
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["monitors=[{name: jpeg_incompressibility, weight: 2}]"], "has weight 2.0, but rewards listed there are"),
-        (["monitors=[{name: jpeg_compressibility}]"], "appears 2 times"),
-        (["monitors=[{name: jpeg}]"], "Did you mean 'jpeg_"),
-    ],
-)
-def test_monitors_that_cannot_work_are_refused(make_config: Make, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*overrides))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from flowmill.configs.errors import ConfigError, OutOfMemoryError
 from flowmill.models.devices import chosen_device
 from flowmill.models.policies.parts import Part
 from flowmill.models.rewards.base import Needs
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.opening import begin_run, open_run
@@ -219,16 +218,3 @@ def test_too_little_memory_says_what_to_change(
     epoch = 1 if stage == "rollout" else 0
     with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
         run_stage(context, stage, epoch)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["execution.strategy=fsdp"], "there is one process, which has no other to share weights with"),
-        (["execution.offload=true"], "strategy 'ddp' keeps weights on devices"),
-        (["execution.strategy=fsdp", "execution.processes=2", "model.compile=true"], r"model\.compile is set, but"),
-    ],
-)
-def test_a_strategy_that_cannot_work_is_refused(make_config: Make, settings: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(make_config(*settings))
