@@ -72,7 +72,6 @@ TURNED = "drawn; render.turns={count: 3, comment: '{score}', comment_tokens: 2, 
 #: what is said of them. Refusals of combinations alone are in test_rules.py.
 REFUSED = {
     "small": """
-        rollout.group_size=1 -> rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples
         rollout.steps=1 -> trains none. Raise rollout.steps
         rollout.prompts_per_epoch=9 -> prompts.train holds 8 prompts
         model.policy=sd4 -> model.policy 'sd4' does not exist. Did you mean 'sd3'
@@ -80,7 +79,6 @@ REFUSED = {
         optimize.algorithm.name=gpro -> Did you mean 'grpo'
         rollout.sampler.name=flow_sd -> Did you mean 'flow_sde'
         rollout.store=webdatset -> Did you mean 'webdataset'
-        rollout.solver=dpm2 -> remembers earlier steps
         rollout.plan={name: window, options: {size: 5}} -> does not fit into
         evaluate.solver=dpm3 -> Did you mean 'dpm2'
         rollout.plan.options.last=never -> must be 'ode', 'sde' or 'train'
@@ -95,21 +93,16 @@ REFUSED = {
         rollout.plan.options.lst=train -> rollout.plan 'all' has no option 'lst'. Did you mean 'last'
         rollout.sampler={name: cps, options: {log_probs: squared}} -> Did you mean 'log_prob'
         optimize.algorithm.options.clip_rang=1 -> Did you mean 'clip_range'
-        rewards.0.weight=0 -> every weight is 0, so all advantages would be 0
         model.frames=5 -> model.frames is 5, but model.policy 'sd3' makes images. Set it to 1
         rollout.media.format=mp4 -> 'mp4', but model.policy 'sd3' makes images, which that cannot hold
         rewards.0.frames=clip -> 'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images
         model.attention=flash -> model.policy 'sd3' calls torch's attention directly, so it would never be used
         model.attention=nativ -> model.attention 'nativ' does not exist. Did you mean 'native'
-        optimize.algorithm=dpo; rollout.plan=final; execution.micro_batch_size=1 -> micro_batch_size to 2 or more
         optimize.algorithm=crd; rollout.plan=final; execution.micro_batch_size=3 -> micro_batch_size to 4 or more
         optimize.algorithm=crd; rollout.plan={name: branch, options: {branches: 6, steps: [2]}} -> here of 24 samples
         rollout.sampler={name: ddim, options: {eta: 1e-9}} -> (std 6.7e-10), and a step without noise has no log
         rollout.plan={name: 'tests.tasks.checks.test_check:Twice'} -> trains the steps [1, 1], but a sample passes
         rollout.plan={name: 'tests.tasks.checks.test_check:Uneven'} -> trains more steps of some groups than of others
-        optimize.algorithm=fdfo; rollout.same_noise=true -> all, options: {keep_final: true}}
-        optimize.algorithm=fdfo; rollout.plan.options.keep_final=true -> same_noise is false. Set it to true
-        rollout.own_noise=0.1 -> a distance from the noise that a group shares
         model.width=512 -> model.width is 512, but
         evaluate.height=20 -> evaluate.height is 20, but this model takes multiples of
         evaluate.width=48 -> has positions for 32 pixels at most

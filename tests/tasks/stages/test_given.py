@@ -292,23 +292,18 @@ def text_bomb() -> bytes:
 
 
 BAD_FILES: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
-    "empty": (b"", "cannot be read as an image or clip"),
     "bomb": (bomb(9_000, 9_000), "has 81,000,000 pixels, more than"),
     "larger bomb": (bomb(2**31 - 1, 2**31 - 1), "pixels"),
     "no size": (bomb(0, 5), "cannot be read as an image or clip"),
-    "half a bomb": (bomb(3000, 3000), "cannot be read as an image or clip"),
     "text bomb": (text_bomb, "cannot be read as an image or clip"),
     "several pages": (
         png(picture(1), format="TIFF", save_all=True, append_images=[picture(2), picture(3)]),
         "animation of 3 frames",
     ),
     "moving": (png(picture(1), format="WEBP", save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
-    "moving PNG": (png(picture(1), save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
     "half a JPEG": (png(picture(1, (200, 200)), format="JPEG")[:4000], "cannot be read as an image or clip"),
     "no brightness": (png(Image.fromarray(np.full((4, 4), -1.0, np.float32)), format="TIFF"), "no brightness"),
     "program": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read as an image or clip"),
-    "cut off": (png(picture(1))[:60], "cannot be read as an image or clip"),
-    "no image": (b"hello", "cannot be read as an image or clip"),
     "animation": (png(picture(1), format="GIF", save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
 }
 
@@ -327,7 +322,6 @@ def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_pat
     ((place, reason),) = ingested_figures(context.store, ref, data_of(context.config)).refused
     assert place.endswith("line 3")
     assert not re.search("0x[0-9a-f]", reason), "the bytes of the artifact depend on no process"
-    run_epoch(context, 1)
 
 
 def test_a_pair_of_equal_pictures_is_named_or_left_out(given: Make, tmp_path: Path) -> None:

@@ -264,19 +264,14 @@ def test_equal_samples_share_the_mean_of_their_ranks() -> None:
     assert score(rank, "rank", batch).values[2] == 0.25
 
 
-@pytest.mark.parametrize("store", ["webdataset", "parquet"])
-def test_latents_are_scored_without_any_decoder(make_config: Make, tmp_path: Path, store: str) -> None:
-    context = prepare(make_config(
-        f"rewards=[{{name: '{LATENT}', label: l}}]",
-        "rollout.media={format: none, latents: true}",
-        f"rollout.store={store}",
-    ))  # fmt: skip
+def test_latents_are_scored_without_any_decoder(make_config: Make) -> None:
+    rewards, parquet = f"rewards=[{{name: '{LATENT}', label: l}}]", "rollout.store=parquet"
+    context = prepare(make_config(rewards, "rollout.media={format: none, latents: true}", parquet))
     run_epoch(context, 1)
     evaluate(context, 1)
     assert session_of(context).host.loads["vae"] == 0
     assert session_of(context).host.loads["denoiser"] == 1
-    with_images = prepare(make_config("rollout.media.latents=true", f"rewards=[{{name: '{LATENT}', label: l}}]",
-                                      "run.name=decoded", f"rollout.store={store}"))  # fmt: skip
+    with_images = prepare(make_config("rollout.media.latents=true", rewards, "run.name=decoded", parquet))
     run_epoch(with_images, 1)
     assert session_of(with_images).host.loads["vae"] == 1
     assert rewards_of(context, "l") == rewards_of(with_images, "l"), "the same latents, whether decoded or not"

@@ -100,33 +100,29 @@ def test_the_start_is_part_of_the_policys_identity_and_outlives_its_run(
     assert open_run(again.store.root.uri, "second", reads=True).policy_ref(2) == again.policy_ref(2)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.start=smal@1"], "there is no run 'smal' in .*Did you mean 'small'"),
-        (["model.start=small@7"], "run 'small' has no policy after epoch 7; its last is that after epoch 1"),
-        (["model.lora={rank: 3, alpha: 4}"], r"trains adapters \(rank 2, alpha 4\), this config adapters \(rank 3"),
-        (["model.lora=null"], "this config all weights. Set model.lora as in that run"),
-        (["model.policy=flux1"], "trains another base model"),
-        (
-            ["model.path=null", "model.build=digits"],
-            r"another base model \(sd3, tiny_base\) than this config \(sd3, digits",
-        ),
-        (["store.root=nowhere"], "there is no store at 'nowhere'. Train that run first"),
-    ],
-)
-def test_what_cannot_be_a_start_is_refused_before_the_run_begins(
-    make_config: Make, overrides: list[str], message: str
-) -> None:
+NO_STARTS = [
+    (["model.start=smal@1"], "there is no run 'smal' in .*Did you mean 'small'"),
+    (["model.start=small@7"], "run 'small' has no policy after epoch 7; its last is that after epoch 1"),
+    (["model.lora={rank: 3, alpha: 4}"], r"trains adapters \(rank 2, alpha 4\), this config adapters \(rank 3"),
+    (["model.lora=null"], "this config all weights. Set model.lora as in that run"),
+    (["model.policy=flux1"], "trains another base model"),
+    (
+        ["model.path=null", "model.build=digits"],
+        r"another base model \(sd3, tiny_base\) than this config \(sd3, digits",
+    ),
+    (["store.root=nowhere"], "there is no store at 'nowhere'. Train that run first"),
+]
+
+
+def test_what_cannot_be_a_start_is_refused_before_the_run_begins(make_config: Make) -> None:
     first = prepare(make_config(LORA, *FEW))
     run_epoch(first, 1)
-    config = make_config(LORA, *SECOND, *overrides)
-    with pytest.raises(ConfigError, match=message):
-        check_start(config)
-    if "store.root=nowhere" not in overrides:
-        with pytest.raises(ConfigError, match=message):
-            begin_run(config)
-        assert begin_run(make_config(LORA, *FEW)).run.describe(), "the store is as before"
+    for overrides, message in NO_STARTS:
+        config = make_config(LORA, *SECOND, *overrides)
+        for begin in (check_start, begin_run) if overrides[0] != "store.root=nowhere" else (check_start,):
+            with pytest.raises(ConfigError, match=message):
+                begin(config)
+    assert begin_run(make_config(LORA, *FEW)).run.describe(), "the store is as before"
     assert not Path("nowhere").exists()
 
 
