@@ -283,9 +283,8 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     "form",
     [
-        *("JSONL, gzip", "JSON array", "CSV with ';'", "several Parquet files, glob", "snapshot of the hub"),
-        *("WebDataset, ::", "save_to_disk, DatasetDict", "folder of images and .txt", "imagefolder, metadata.csv"),
-        "WebDataset, tar.gz",
+        *("JSONL, gzip", "several Parquet files, glob", "WebDataset, ::", "WebDataset, tar.gz"),
+        *("save_to_disk, DatasetDict", "folder of images and .txt"),
     ],
 )
 def test_forms_on_s3_hold_the_same(form: str, bucket: str, tmp_path: Path, expected: str) -> None:

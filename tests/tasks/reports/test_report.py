@@ -29,6 +29,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import Make, evaluate, prepare, run_epoch
+from tests.support.small import small_config
 
 EVIL = '"41" <script>alert(1)</script>'
 
@@ -57,10 +58,11 @@ class Page(HTMLParser):
             self.scripts[-1] += data
 
 
-@pytest.fixture
-def context(make_config: Make, tmp_path: Path) -> RunContext:
-    config = make_config("monitors=[{name: jpeg_incompressibility}]", "model.lora={rank: 2, alpha: 4}")
-    (tmp_path / "train.txt").write_text(EVIL + "\n" + "".join(f'"{n:02d}"\n' for n in range(3)))
+@pytest.fixture(scope="module")
+def context(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    folder, monitors = tmp_path_factory.mktemp("report"), "monitors=[{name: jpeg_incompressibility}]"
+    config = small_config(folder, tiny_base, monitors, "model.lora={rank: 2, alpha: 4}")
+    (folder / "train.txt").write_text(EVIL + "\n" + "".join(f'"{n:02d}"\n' for n in range(3)))
     found = prepare(config)
     evaluate(found, 0)
     for epoch in (1, 2):
@@ -69,7 +71,7 @@ def context(make_config: Make, tmp_path: Path) -> RunContext:
     return found
 
 
-def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Path) -> None:
+def test_a_report_is_whole_and_fetches_nothing(context: RunContext) -> None:
     html = run_report(context, price=2.0)
     page = Page(html)
     assert [name for name in page.refers if not name.startswith(("data:image/png;base64,", "#"))] == []
@@ -81,7 +83,7 @@ def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Pa
         in html
     )
     assert EVIL in page.text, "as text"
-    assert str(tmp_path) not in html, "no place on a machine"
+    assert str(Path(context.store.root.uri).parent) not in html, "no place on a machine"
     # Pairs of the prompts of both lists and of the most changed; the best and the worst sample of four prompts.
     pictures = [name.partition(",")[2] for name in page.refers if name.startswith("data:")]
     run = read_run(context)
