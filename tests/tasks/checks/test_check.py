@@ -334,12 +334,6 @@ def test_a_broken_model_folder(
         check_config(make_config(f"model.path={folder}"))
 
 
-def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:
-    config = load_config(ROOT / "configs" / "tiny_sd15.yaml")
-    assert (config.rollout.sampler.name, config.rollout.plan.options) == ("ddim", {"last": "train"})
-    check_config(config)
-
-
 @pytest.mark.parametrize(
     ("file", "change", "expected"),
     [

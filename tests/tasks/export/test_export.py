@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from flowmill.configs.registry import resolve
 from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies import POLICIES
-from flowmill.models.policies.diffusion import DiffusionSettings, PipelineCall
+from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.dummy_components import silent_t5
 from flowmill.models.policies.parts import Part
 from flowmill.models.quickstart.tiny import build_tiny
@@ -35,8 +34,6 @@ from flowmill.models.rewards.digits import DigitsReward
 from flowmill.models.weights.lora_files import canonical_header
 from flowmill.tasks.export.card import prompt_set
 from flowmill.tasks.export.files import store_guider, store_scheduler, write_pipeline
-from flowmill.tasks.export.publish import for_hub
-from flowmill.tasks.export.usage import Usage, snippet
 from flowmill.tasks.inputs.base_model import front_matter, license_of
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics.evaluations import evaluation_figures
@@ -219,48 +216,6 @@ def test_a_modular_export_is_a_repository_wherever_it_lies(tmp_path: Path) -> No
     assert all(str(tmp_path) not in path.read_text() for path in (tmp_path / "moved").rglob("*.json"))
     again = cls.load(tmp_path / "moved", settings, frozenset({Part.DENOISER, Part.VAE}), {})
     assert torch.equal(again.sigmas(4), policy.sigmas(4))
-
-
-def test_the_snippet_of_a_modular_pipeline_makes_its_blocks() -> None:
-    usage = Usage(
-        pipeline="Flux3ModularPipeline",
-        loader="Flux3AutoBlocks",
-        base="owner/model",
-        revision="abc",
-        missing=(),
-        loras=("pytorch_lora_weights.safetensors",),
-        dtype="bfloat16",
-        call=PipelineCall(
-            arguments={"height": 64},
-            guider={"guidance_scale": 2.5},
-            blocks="Flux3AutoBlocks",
-            left_out=("prompt_upsampler",),
-        ),
-        prompt="a cat",
-        seed=3,
-        inputs=(),
-        fps=None,
-    )
-    assert snippet(usage).splitlines()[:12] == [
-        "import torch",
-        "from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks",
-        "",
-        'folder = "."  # this folder',
-        'base = "owner/model"',
-        "blocks = Flux3AutoBlocks()",
-        'blocks.sub_blocks.pop("prompt_upsampler")',
-        "pipe = blocks.init_pipeline(base)",
-        'pipe.load_components(revision="abc", dtype=torch.bfloat16)',
-        'pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights.safetensors")',
-        "pipe.guider = ClassifierFreeGuidance(guidance_scale=2.5)",
-        'pipe.to("cuda" if torch.cuda.is_available() else "cpu")',
-    ]
-    whole = snippet(replace(usage, base=None, revision=None, loras=())).splitlines()
-    assert whole[0] == "import os"
-    assert whole[4] == 'folder = os.path.abspath(".")  # this folder'
-    assert "pipe = blocks.init_pipeline(folder)" in whole
-    assert 'folder = "owner/name"' in for_hub("\n".join(whole), "owner/name").splitlines()
-    assert usage.plain()["left_out_blocks"] == ["prompt_upsampler"]
 
 
 def test_a_model_without_t5_is_given_one_that_says_nothing(tmp_path: Path) -> None:

@@ -134,11 +134,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, server: 
         config_of(tmp_path, server, endpoint="http://me:secret@host/v1")
     with pytest.raises((ConfigError, ValidationError), match="holds a password"):
         config_of(tmp_path, server, reload="http://me:secret@host/reload")
-    brought = {"folder": str(tmp_path / "weights")}
-    with pytest.raises(ConfigError, match=r"made by several independent processes, .* Set execution\.processes to 1"):
-        check_config(config_of(tmp_path, server, "execution.processes=2", **brought))
-    with pytest.raises(ConfigError, match=r"rescore is false, but .* 'openai' draws with kernels"):
-        check_config(config_of(tmp_path, server, "rollout.tokens.rescore=false"))
     with pytest.raises(ConfigError, match="'modle'"):
         check_config(config_of(tmp_path, server, modle="x"))
 

@@ -248,12 +248,11 @@ def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
         check_config(config)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
-def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, algorithm: str) -> None:
+def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path) -> None:
     found = []
     for number, overlong in enumerate(("null", "{buffer: 3, factor: 0.6}", "{buffer: 1, factor: 0, exclude: true}")):
         name = f"run.name=run-{number}"
-        config = texts_config(tmp_path, f"optimize.algorithm={algorithm}", f"advantage.overlong={overlong}", name)
+        config = texts_config(tmp_path, f"advantage.overlong={overlong}", name)
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)

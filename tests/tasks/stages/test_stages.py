@@ -16,7 +16,6 @@ from flowmill.configs.errors import (
     ConfigError,
     CorruptError,
     FlowmillError,
-    NotCommittedError,
     RewardError,
     RunConflictError,
 )
@@ -33,7 +32,7 @@ from flowmill.tasks.algorithms import ALGORITHMS
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.prompts import StoredPrompt
 from flowmill.tasks.inputs.weight_sources import Weights, policy_folder, tensor_files
-from flowmill.tasks.metrics.describe import describe_result, describe_run
+from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.modalities.diffusion.conditioning import conditioning_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
@@ -102,25 +101,6 @@ def assert_same_trajectories(one: RunContext, other: RunContext) -> None:
             np.testing.assert_array_equal(left, right)
 
 
-def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
-    context = prepare(make_config())
-    evaluate(context, 0)
-    run_epoch(context, 1)
-    evaluate(context, 1)
-    described = describe_run(context)
-    updates = updates_of(context, 1)
-    assert [update["update"] for update in updates] == [1, 2]
-    assert updates[0]["ratio_mean"] == 1.0
-    assert updates[0]["ratio_std"] == 0.0
-    assert updates[0]["replay_gap_max"] < 1e-6
-    assert updates[0]["approx_kl"] == 0.0
-    assert updates[1]["ratio_mean"] != 1.0
-    assert all(update["grad_norm"] > 0 for update in updates)
-    assert described["finished_epochs"] == 1
-    assert described["evaluations"]["0"] != described["evaluations"]["1"]
-    assert set(described["evaluations"]["1"]) == {"train", "heldout"}
-
-
 @pytest.mark.parametrize("store", ["webdataset", "parquet"])
 def test_digests_depend_on_the_seed_and_not_on_shards(make_config: Make, tmp_path: Path, store: str) -> None:
     digests = []
@@ -179,17 +159,6 @@ def test_embeddings_that_were_committed_first_count(make_config: Make, monkeypat
 
     monkeypatch.setattr(late.store, "record", not_at_first)
     assert late.run_shard(due).digest == committed.digest
-
-
-def test_runs_share_what_they_have_in_common(make_config: Make) -> None:
-    first = prepare(make_config())
-    run_epoch(first, 1)
-    second = prepare(make_config("run.name=other", "optimize.learning_rate=1e-4"))
-    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
-        assert not stage_run(second, name, 1, slot).pending(), name
-        execute(second, name, 1, slot)
-    assert not second.ledger.stages()
-    assert stage_run(second, "optimize", 1).pending()
 
 
 def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
@@ -690,12 +659,8 @@ def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(m
 _BUILD = "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"
 
 
-def test_stages_say_what_they_miss(make_config: Make) -> None:
+def test_a_stage_says_which_epochs_it_has(make_config: Make) -> None:
     context = prepare(make_config())
-    with pytest.raises(NotCommittedError, match=r"0 of its 2 epochs are trained\. Train it further: flowmill run"):
-        execute(context, "score", 3, "jpeg_compressibility")
-    with pytest.raises(NotCommittedError, match=r"no rollout for epoch 4.*--set run\.epochs=4"):
-        execute(context, "score", 4, "jpeg_compressibility")
     with pytest.raises(ConfigError, match="leave --epoch out"):
         make_stage(context, "base", 2)
     with pytest.raises(ConfigError, match="--epoch 1 or later"):

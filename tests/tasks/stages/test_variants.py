@@ -252,18 +252,6 @@ def test_folders_say_how_often_their_images_count(tmp_path: Path) -> None:
         read(str(table), repeats="folders")
 
 
-def test_repeated_rows_of_a_subject_and_of_its_class_are_trained(given: Make, tmp_path: Path) -> None:
-    """DreamBooth with the folders of kohya's trainers."""
-    source = folders(tmp_path / "subject", {"3_zwx dog": 1})
-    prior = {"train": folders(tmp_path / "class", {"1_dog": 4})}
-    context = prepare(given(source, SFT, repeats="folders", prior=prior))
-    run_epoch(context, 1)
-    columns = trained(context, 1)
-    names = {Prompt(text=text).id: text for text in ("zwx dog", "dog")}
-    assert Counter(names[each] for each in columns["prompt_id"]) == {"zwx dog": 3, "dog": 3}
-    assert updates_of(context, 1)[0]["grad_norm"] > 0
-
-
 def test_each_setting_changes_what_is_trained_and_none_changes_held_out_rows(given: Make, tmp_path: Path) -> None:
     heldout = str(write_jsonl(tmp_path / "heldout", [{"prompt": '"77"', "image": picture(70)}]))
     prior = str(write_jsonl(tmp_path / "prior", [{"prompt": "thing", "image": picture(71)}]))

@@ -119,16 +119,6 @@ def test_the_behavior_policy_is_the_one_that_rolled_out(make_config: Make, monke
     assert any(not torch.equal(value, dict(newest)[name]) for name, value in behavior)
 
 
-@pytest.mark.parametrize("inner_epochs", [1, 2])
-def test_reference_velocities_are_kept_only_for_a_second_pass(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch, inner_epochs: int
-) -> None:
-    handed = handed_models(monkeypatch)
-    kl = "optimize.algorithm.options.kl_coef=0.1"
-    run_epoch(prepare(make_config(kl, f"optimize.inner_epochs={inner_epochs}", "optimize.updates_per_epoch=1")), 1)
-    assert (handed[0].remembered is None) == (inner_epochs == 1)
-
-
 @pytest.mark.parametrize(("every", "expected"), [(0, []), (2, [2]), (3, [3])])
 def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
     make_config: Make, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
