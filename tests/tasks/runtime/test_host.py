@@ -1,9 +1,12 @@
-"""Models and weights that a process holds in memory: on which device, and until when."""
+"""Models and weights that a process holds in memory: on which device, and until when; how much that was."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +19,8 @@ from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runtime.devices import allocator_advice
 from flowmill.tasks.runtime.hardware_info import computing_facts
+from flowmill.tasks.runtime.process_memory import process_peak
+from tests.conftest import ROOT
 from tests.support.inside import Make, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 
 SAMPLING = frozenset({Part.DENOISER, Part.VAE})
@@ -218,3 +223,14 @@ def test_too_little_memory_says_what_to_change(
     epoch = 1 if stage == "rollout" else 0
     with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
         run_stage(context, stage, epoch)
+
+
+def test_the_peak_grows_with_this_process_and_leaves_out_its_parent() -> None:
+    before = process_peak()
+    held = np.ones(2**25)
+    assert process_peak() >= before
+    assert process_peak() > held.nbytes
+    # Here the parent holds more than a new process needs.
+    code = "from flowmill.tasks.runtime.process_memory import process_peak; print(process_peak())"
+    own = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert 2**20 < int(own.stdout) < 2**27 < held.nbytes
