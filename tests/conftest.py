@@ -42,7 +42,7 @@ from tests.support.forked_ranks import ForkedAgent  # noqa: E402
 from tests.support.inside import prepare, run_epoch  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, run_forked  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
-from tests.support.small import small_data, write_small  # noqa: E402
+from tests.support.small import small_config, small_data, write_small  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
@@ -168,9 +168,7 @@ def make_config(config_file: Path) -> ConfigFactory:
 def trained_store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of the small run after its two epochs, in two shards each; tests take copies of it."""
     folder = tmp_path_factory.mktemp("trained")
-    config = load_config(write_small(folder, small_data(folder, tiny_base)))
-    remember(config)
-    made = prepare(config)
+    made = prepare(small_config(folder, tiny_base))
     for epoch in (1, 2):
         run_epoch(made, epoch)
     return folder / "store"

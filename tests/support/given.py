@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage
+from tests.support.inside import make_stage, session_of, training_data
 
 TEXTS = [f'"{number:02d}"' for number in range(6)]
 
@@ -124,10 +125,16 @@ def write_members(path: Path, rows: Iterable[tuple[int, Mapping[str, bytes]]]) -
                 archive.addfile(member, io.BytesIO(data))
 
 
+def given_data(context: RunContext, epoch: int) -> TrainingData:
+    """Return what an epoch of given samples trains on, whether the epochs before are trained or not."""
+    nodes = (Node(0, "policy"), Node(0, "ingest"), Node(epoch, "advantage"))
+    policy_kind = make_stage(context, "optimize", epoch).policy_kind
+    return TrainingData(context, policy_kind, epoch, [context.chain.ref(node) for node in nodes])
+
+
 def only_batch(context: RunContext) -> Any:
     """Return the rows of the first epoch's only update as one batch."""
-    stage = make_stage(context, "optimize", 1)
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
-    samples = data.samples(stage.host)
+    data = training_data(context)
+    samples = data.samples(session_of(context).host)
     (units,) = data.plan(samples)
     return samples.batch(units, len(units.rows))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
+
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.records import Manifest
+from flowmill.storage.trajectories.base import TrajectoryShard
+from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.evaluations import texts
+from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.metrics.texts import Text
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
@@ -19,7 +25,10 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage import Stage
 from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.training.data import TrainingData
 
+#: Returns the small config with overrides: the fixture ``make_config``.
+Make = Callable[..., RunConfig]
 _SESSIONS: WeakKeyDictionary[RunContext, Session] = WeakKeyDictionary()
 
 
@@ -88,6 +97,40 @@ def train(config: RunConfig) -> RunContext:
         run_epoch(context, epoch)
     evaluate(context, config.run.epochs)
     return context
+
+
+def collect(context: RunContext, epoch: int = 1) -> None:
+    """Carry out what an epoch trains on: samples, scores and advantages."""
+    for node in context.plan.scored(epoch):
+        run_stage(context, node.stage, epoch, node.slot)
+    run_stage(context, "advantage", epoch)
+
+
+def training_data(context: RunContext, epoch: int = 1) -> TrainingData:
+    """Return what the training of an epoch reads."""
+    stage = make_stage(context, "optimize", epoch)
+    return TrainingData(context, stage.policy_kind, epoch, stage.inputs())
+
+
+def summary_of(context: RunContext, epoch: int, stage: str, slot: str = "") -> Mapping[str, Any]:
+    """Return the figures of a stage's artifact."""
+    return context.store.require(context.chain.require(epoch, stage, slot).ref).summary
+
+
+def updates_of(context: RunContext, epoch: int = 1) -> list[dict[str, float]]:
+    """Return the figures of an epoch's updates."""
+    found: list[dict[str, float]] = context.store.require(context.policy_ref(epoch)).summary["updates"]
+    return found
+
+
+def stage_rows(context: RunContext, epoch: int, stage: str, slot: str = "") -> pa.Table:
+    """Return the table of scores, values or advantages that a stage made."""
+    return read_rows(context.store, context.chain.require(epoch, stage, slot).ref)
+
+
+def stored_shards(context: RunContext, epoch: int, stage: str, slot: str = "") -> list[TrajectoryShard]:
+    """Return the opened shards of samples that a stage made, in order."""
+    return list(shards_of(context.store, context.chain.require(epoch, stage, slot).ref))
 
 
 def cpu() -> float:

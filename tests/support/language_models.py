@@ -6,6 +6,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
 from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
 from flowmill.models.rewards.base import declare
 
@@ -22,6 +26,14 @@ def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
     (folder / "train.jsonl").write_text("\n".join(rows[:10]) + "\n")
     (folder / "heldout.jsonl").write_text("\n".join(rows[10:]) + "\n")
     return two_epochs(folder, "texts", {"policy": "causal_lm", "path": str(folder / "lm")}, **rollout)
+
+
+def texts_config(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
+    """Return the config of ``texts_data`` with overrides; what it needs is written once into a folder."""
+    path = folder / "texts.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(texts_data(folder, **rollout)))
+    return load_config(path, overrides)
 
 
 def two_epochs(folder: Path, name: str, model: dict[str, Any], **rollout: Any) -> dict[str, Any]:

@@ -7,6 +7,10 @@ from typing import Any
 
 import yaml
 
+from flowmill.configs.load import load_config
+from flowmill.configs.schema import RunConfig
+from flowmill.tasks.inputs.store_trust import remember
+
 
 def small_data(folder: Path, base: Path) -> dict[str, Any]:
     """Return its config, with prompts and store in a folder.
@@ -41,3 +45,10 @@ def write_small(folder: Path, data: dict[str, Any]) -> Path:
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(data))
     return path
+
+
+def small_config(folder: Path, base: Path, *overrides: str) -> RunConfig:
+    """Return the small run with overrides, in a folder; it counts as given on this machine."""
+    path = write_small(folder, small_data(folder, base))
+    remember(load_config(path))
+    return load_config(path, overrides)

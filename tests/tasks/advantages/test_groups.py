@@ -290,25 +290,6 @@ def test_published_filter_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "expected"),
-    [
-        ("{aggregation: gdpo, std: global}", "advantage.std is 'global', but advantage.aggregation 'gdpo'"),
-        ("{aggregation: gdpo, std: running}", "advantage.std is 'running', but advantage.aggregation 'gdpo'"),
-        ("{std: running, buffer: 8}", "advantage.min_count is 16 and advantage.buffer 8"),
-        ("{mean: leave_one_out}", "Set advantage.std to 'none'"),
-        ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
-        ("{diversity: doubt}", "advantage.diversity is 'doubt', but no monitor has this name"),
-        ("{soft_clip: 0}", "advantage.soft_clip"),
-        ("{best_of: 3}", "multiple of 2"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(section: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_advantage(load_config(ROOT / "configs" / "digits.yaml", [f"advantage={section}"]))
-    assert expected in str(error.value)
-
-
-@pytest.mark.parametrize(
     "section",
     [
         "{aggregation: gdpo, floor: max, epsilon: 1e-6, unbiased: true, kl_coef: 0.1}",

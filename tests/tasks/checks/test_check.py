@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from flowmill.configs.errors import ConfigError, PromptError
+from flowmill.configs.errors import ConfigError, FlowmillError, PromptError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_libraries
@@ -16,9 +17,13 @@ from flowmill.models.maths.schedules import Steps
 from flowmill.models.policies.attention import FIXED
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
+from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make
+from tests.support.language_models import drawn_texts_data, texts_data
+from tests.support.unified_models import unified_data
+from tests.support.vision_classes import vision_data
 
 
 def test_cost_by_hand(make_config: Make) -> None:
@@ -56,10 +61,19 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         check_config(make_config())
 
 
-#: Of the small run and of tiny presets: changes, separated by semicolons, and what is said of them.
+#: Bases of a language model, of images and of what the fixture ``changed`` writes.
+WRITTEN: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "texts": texts_data,
+    "vision": vision_data,
+    "unified": unified_data,
+}
+GRADIENT = "small; optimize.algorithm=reward_gradient; rollout.plan=final; rewards=[{name: digits_network}]"
+SERVED = "small; rollout.engine={name: sglang, options: {servers: ['http://127.0.0.1:1']}}"
+TURNED = "drawn; render.turns={count: 3, comment: '{score}', comment_tokens: 2, done: '7'}"
+#: Of the small run, of what is written and of tiny presets, each with settings: changes, separated by semicolons, and
+#: what is said of them. Refusals of combinations alone are in test_rules.py.
 REFUSED = {
     "small": """
-        rollout.group_size=1 -> rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples
         rollout.steps=1 -> trains none. Raise rollout.steps
         rollout.prompts_per_epoch=9 -> prompts.train holds 8 prompts
         model.policy=sd4 -> model.policy 'sd4' does not exist. Did you mean 'sd3'
@@ -67,7 +81,6 @@ REFUSED = {
         optimize.algorithm.name=gpro -> Did you mean 'grpo'
         rollout.sampler.name=flow_sd -> Did you mean 'flow_sde'
         rollout.store=webdatset -> Did you mean 'webdataset'
-        rollout.solver=dpm2 -> remembers earlier steps
         rollout.plan={name: window, options: {size: 5}} -> does not fit into
         evaluate.solver=dpm3 -> Did you mean 'dpm2'
         rollout.plan.options.last=never -> must be 'ode', 'sde' or 'train'
@@ -82,21 +95,75 @@ REFUSED = {
         rollout.plan.options.lst=train -> rollout.plan 'all' has no option 'lst'. Did you mean 'last'
         rollout.sampler={name: cps, options: {log_probs: squared}} -> Did you mean 'log_prob'
         optimize.algorithm.options.clip_rang=1 -> Did you mean 'clip_range'
-        rewards.0.weight=0 -> every weight is 0, so all advantages would be 0
         model.frames=5 -> model.frames is 5, but model.policy 'sd3' makes images. Set it to 1
         rollout.media.format=mp4 -> 'mp4', but model.policy 'sd3' makes images, which that cannot hold
         rewards.0.frames=clip -> 'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images
         model.attention=flash -> model.policy 'sd3' calls torch's attention directly, so it would never be used
         model.attention=nativ -> model.attention 'nativ' does not exist. Did you mean 'native'
-        optimize.algorithm=dpo; rollout.plan=final; execution.micro_batch_size=1 -> micro_batch_size to 2 or more
         optimize.algorithm=crd; rollout.plan=final; execution.micro_batch_size=3 -> micro_batch_size to 4 or more
         optimize.algorithm=crd; rollout.plan={name: branch, options: {branches: 6, steps: [2]}} -> here of 24 samples
         rollout.sampler={name: ddim, options: {eta: 1e-9}} -> (std 6.7e-10), and a step without noise has no log
         rollout.plan={name: 'tests.tasks.checks.test_check:Twice'} -> trains the steps [1, 1], but a sample passes
         rollout.plan={name: 'tests.tasks.checks.test_check:Uneven'} -> trains more steps of some groups than of others
-        optimize.algorithm=fdfo; rollout.same_noise=true -> all, options: {keep_final: true}}
-        optimize.algorithm=fdfo; rollout.plan.options.keep_final=true -> same_noise is false. Set it to true
-        rollout.own_noise=0.1 -> a distance from the noise that a group shares
+        model.width=512 -> model.width is 512, but
+        evaluate.height=20 -> evaluate.height is 20, but this model takes multiples of
+        evaluate.width=48 -> has positions for 32 pixels at most
+        evaluate.frames=5 -> evaluate.frames is 5 and model.frames is 1: one makes images
+        rewards=["tests.tasks.stages.test_scoring:Latent"] -> scores latents, which are not kept
+        rollout.media={format: none, latents: true} -> but rollout.media.format is 'none' and nothing is decoded
+        rewards=["tests.tasks.stages.test_scoring:OfClips"] -> scores whole clips, but its 'frames' is 1
+        rewards=["tests.tasks.stages.test_scoring:Columned"] -> needs the column 'count'
+        rewards=[{name: digits, server: 'http://x', device: cpu}] -> has the device 'cpu' and a server
+        evaluate.judges=[{name: digits, threshold: 1}] -> evaluate.judges: 'digits' has threshold 1.0
+        monitors=[{name: digits, standardize: true}] -> monitors: 'digits' has standardize True
+        optimize.algorithm=refl; rollout.plan={name: late, options: {count: 9}} -> 9 states cannot be drawn
+        advantage.soft_clip=0 -> advantage.soft_clip
+        advantage.best_of=3 -> multiple of 2
+        prompts.sampler=dificulty -> Did you mean 'difficulty'
+        prompts.sampler=difficulty -> it needs either 'target', a mean reward, or 'epochs'
+        prompts.sampler={name: informative, options: {time: 3}} -> Did you mean 'times'
+        prompts.sampler=sources -> sets the shares of prompts.sources, but there is one list
+        prompts.sampler=math:pi -> it must be a class with choose
+        execution.runner=dusk -> execution.runner 'dusk' does not exist. Did you mean 'dask'?
+        execution.runner={name: dask, options: {workers: 0}} -> workers is 0; it must be greater than 0
+        execution.runner={name: dask, options: {address: 'tcp://n:1', cluster_class: x.Y}} -> names a cluster that runs
+        execution.runner=dask; execution.score_workers=2 -> execution.score_workers is 2
+        execution.runner=ray -> 'address'
+        execution.runner={name: ray, options: {address: auto}} -> address is 'auto', which has no port
+        watch.on.kll=stop -> there is no rule 'kll'. Did you mean 'kl'
+        watch.on.kl=pause -> must be 'warn' or 'stop'
+        watch.on.kl=back -> the action 'back', which rule 'kl' has, no longer exists. Set the rule to
+        watch.rate=0.2 -> setting 'watch.rate' no longer exists.
+        optimize.stop_kl=0 -> 'optimize.stop_kl' is 0
+        optimize.schedule={name: cosine} -> falls until total_updates, which is None
+        optimize.schedule={name: linear, total_updates: 5, warmup_updates: 5} -> Set total_updates above it
+        optimize.schedule={total_updates: 5} -> schedule 'constant' never falls
+        optimize.schedule={final: 0.5} -> schedule 'constant' never falls
+    """,
+    "small; execution.nodes=2; execution.launcher={name: agents, options: {endpoint: 'n:1', prefixes: [[a], [b]]}}": """
+        execution.launcher=local -> execution.launcher 'local' starts processes on this machine alone
+        execution.launcher.options.endpoint=node1 -> Write it as 'host:port'
+        execution.launcher.options.prefixes=[] -> Give one list of words per process
+        execution.launcher=slurm -> execution.launcher 'slurm' does not exist
+    """,
+    GRADIENT: """
+        rewards=[digits] -> 'digits' has no gradient
+        rewards=[{name: image_similarity, options: {by: pixels, folder: x}}] -> has no gradient with options
+        rewards=["tests.tasks.stages.test_gradient:Groupwise"] -> compares samples
+        rewards.0.threshold=0.5 -> has threshold set
+        rewards.0.standardize=true -> has standardize set
+        rewards.0.server=http://127.0.0.1:1 -> has server set
+    """,
+    "flux1_kontext": """
+        prompts.image=null -> 'flux1_kontext' starts from images, but prompts.image is not set
+        model.policy=flux1 -> prompts.image is 'image', but model.policy 'flux1' takes no image
+        evaluate.height=128 -> evaluate: height, width and frames are set, but prompts of
+    """,
+    "edit_sft": """
+        prompts.train=here.txt -> do not go with 'data'
+        data.windows=3 -> data.windows is the number of random crops
+        data.repeats=0 -> data.repeats is 0; a row counts once or more
+        data.empty_captions=1.0 -> empty_captions
     """,
     "sd15": """
         model.options={} -> rollout.steps is 4, but model.options.steps of model.policy 'sd15' is 50
@@ -149,36 +216,81 @@ REFUSED = {
     "z_image": """
         model.dtype=float16 -> exceed its range, so that latents become NaN. Set it to 'bfloat16'
     """,
+    "texts": """
+        optimize.algorithm=nft -> optimize.algorithm 'nft' does not exist
+        rewards=[{name: jpeg_compressibility}] -> scores images, but model.policy 'causal_lm' makes texts
+        optimize.algorithm=ppo; advantage.estimator.options={decay: 2} -> decay is 2
+        optimize.algorithm=ppo; critic.path=nowhere -> critic.path 'nowhere' is no folder
+    """,
+    "drawn": """
+        rewards=[{name: lexicon}] -> 'lexicon' scores texts, but with a section 'render'
+        rewards=[{name: jpeg_compressibility, reads: texts}, blockiness] -> scores images, but model.policy 'causal_lm'
+        render.model.policy=flux1_kontext -> render: model.policy 'flux1_kontext' starts from images, but prompts.image
+        render.model.height=15 -> render: model.height
+        render=null; rewards=[{name: lexicon}] -> has reads 'texts'
+    """,
+    TURNED: """
+        render.turns.comment_tokens=64 -> tokens, but the model takes 64
+    """,
+    "vision": """
+        prompts.image=null -> prompts.image is not set
+        rollout.tokens={template: none, max_new: 4} -> only the template of a processor says where images go
+        model.options={images: 0} -> greater than or equal to 1
+        model.policy=causal_lm; prompts.image=null -> needs a causal language model
+        rollout.tokens.engine={name: openai, options: {endpoint: 'http://127.0.0.1:9', model: m}} -> reads no images
+        model.options={train_vision: true}; execution={strategy: fsdp, processes: 2} -> train_vision
+    """,
+    "unified": """
+        model.width=32 -> model.width is 32, but an image of the model has 16 tokens, and 16 x 16 pixels
+        rollout.tokens.max_new=8 -> rollout.tokens.max_new is 8, but an image
+        optimize.shared_prompts=true -> optimize.shared_prompts is true, which model.policy 'janus'
+        rewards=[{name: exact_text}] -> scores texts
+        execution={strategy: fsdp, processes: 2} -> fsdp
+    """,
+    SERVED: """
+        rollout.latents_dtype=float16 -> rounds the latents between steps
+        rollout.plan=branch -> branches, and a request is for one chain
+        rollout.engine.options.servers=[] -> servers is []
+        rollout.engine.options.servers=['host:1'] -> begin with http://
+        rollout.engine=vllm -> rollout.engine 'vllm' does not exist
+        execution={strategy: fsdp, processes: 2, sampling: spread, device: cpu} -> 'whole'
+        rollout.sampler=dance_sde -> rollout.engine is 'sglang', but it has no
+        rollout.same_noise=true -> rollout.engine is 'sglang', but it draws
+    """,
 }
+Changed = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def changed(make_config: Make, tiny_base: Path, tmp_path: Path) -> Changed:
+    """Returns the config of a base with settings of its own, and with changes."""
+
+    def make(base: str, *changes: str) -> RunConfig:
+        name, *settings = base.split("; ")
+        if name == "small":
+            return make_config(*settings, *changes)
+        if name not in (*WRITTEN, "drawn"):
+            return load_config(f"tiny_{name}", [*settings, *changes])
+        data = drawn_texts_data(tmp_path, tiny_base) if name == "drawn" else WRITTEN[name](tmp_path)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(data))
+        return load_config(tmp_path / f"{name}.yaml", [*settings, *changes])
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("preset", "change", "expected"),
-    [(preset, *line.strip().split(" -> ")) for preset, text in REFUSED.items() for line in text.strip().splitlines()],
+    ("base", "change", "expected"),
+    [(base, *line.strip().split(" -> ")) for base, text in REFUSED.items() for line in text.strip().splitlines()],
 )
-def test_what_cannot_work_is_refused(make_config: Make, preset: str, change: str, expected: str) -> None:
-    def config(*overrides: str) -> RunConfig:
-        if preset == "small":
-            return make_config(*overrides)
-        return load_config(ROOT / "configs" / f"tiny_{preset}.yaml", overrides)
-
-    with pytest.raises(ConfigError) as error:
-        check_config(config(*change.split("; ")))
+def test_what_cannot_work_is_refused(changed: Changed, base: str, change: str, expected: str) -> None:
+    with pytest.raises(FlowmillError) as error:
+        check_config(changed(base, *change.split("; ")))
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize("preset", [name for name in REFUSED if name != "small"])
-def test_presets_that_are_changed_work_as_they_are(preset: str) -> None:
-    check_config(load_config(ROOT / "configs" / f"tiny_{preset}.yaml"))
-
-
-def test_images_are_asked_for_and_refused_by_family() -> None:
-    kontext = ROOT / "configs" / "tiny_flux1_kontext.yaml"
-    check_config(load_config(kontext))
-    with pytest.raises(ConfigError, match=r"'flux1_kontext' starts from images, but prompts\.image is not set"):
-        check_config(load_config(kontext, ["prompts.image=null"]))
-    with pytest.raises(ConfigError, match=r"prompts\.image is 'image', but model\.policy 'flux1' takes no image"):
-        check_config(load_config(kontext, ["model.policy=flux1"]))
+@pytest.mark.parametrize("base", REFUSED)
+def test_what_is_changed_works_as_it_is(changed: Changed, base: str) -> None:
+    check_config(changed(base))
 
 
 class Twice:
@@ -203,11 +315,6 @@ def test_branches_count_as_samples_of_a_group(make_config: Make) -> None:
         check_config(make_config("rollout.group_size=1", branch, "rollout.plan.options.branches=1"))
 
 
-def test_an_image_larger_than_the_model_has_positions_for(make_config: Make) -> None:
-    with pytest.raises(ConfigError, match=r"model.width is 512, but '.*' has positions for \d+ pixels at most"):
-        check_config(make_config("model.width=512"))
-
-
 @pytest.mark.parametrize(
     ("file", "content", "expected"),
     [
@@ -227,12 +334,6 @@ def test_a_broken_model_folder(
         (folder / file).write_bytes(content)
     with pytest.raises(ConfigError, match=expected):
         check_config(make_config(f"model.path={folder}"))
-
-
-def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:
-    config = load_config(ROOT / "configs" / "tiny_sd15.yaml")
-    assert (config.rollout.sampler.name, config.rollout.plan.options) == ("ddim", {"last": "train"})
-    check_config(config)
 
 
 @pytest.mark.parametrize(
@@ -264,3 +365,31 @@ def test_attention_backends_are_never_used_by_the_families_said_to_ignore_them()
             hasattr(layer.processor, "_attention_backend") for layer in module.modules() if hasattr(layer, "processor")
         }
         assert takes == {family not in FIXED}
+
+
+def test_idle_shares_by_hand(make_config: Make) -> None:
+    """4 groups of 4 and two lists of 4 on 8 processes, in batches of 2 and micro-batches of 16."""
+    settings = ("execution.processes=8", "execution.rollout_batch_size=2", "execution.device=cpu")
+    config = make_config(*settings)
+    cost = check_config(config, rewards=False)
+    found = {idle.stage: (idle.parts, idle.share) for idle in idle_shares(RunPlan(config), cost)}
+    # 11 prompts in one shard: one of 8 works, its second batch of 8 on 3 rows.
+    assert found["encode"] == (1, 1 - 11 / 8 / 16)
+    assert found["rollout"] == (8, 0.0)
+    assert found["optimize"] == (1, 0.875)
+    assert found["evaluate"] == (4, 0.5)
+    assert found.keys() & {"score", "judge"} == set(), "the reward takes no accelerator"
+    agents = "execution.launcher={name: agents, options: {endpoint: 'n:1', prefixes: [[a], [b]]}}"
+    nodes = make_config("execution.nodes=2", agents, "execution.processes=4", *settings[1:])
+    found = {idle.stage: (idle.parts, idle.share) for idle in idle_shares(RunPlan(nodes), cost)}
+    assert (found["score"], found["judge"]) == ((8, 0.0), (4, 0.5)), "the cores of several machines all score"
+
+
+def test_a_better_batch_size_is_named(make_config: Make) -> None:
+    config = make_config("execution.processes=8", "execution.rollout_batch_size=4", "execution.device=cpu")
+    cost = check_config(config, rewards=False)
+    notes = "\n".join(idle_notes(config, cost, idle_shares(RunPlan(config), cost)))
+    assert "rollout: 50% of the time of 8 processes makes nothing" in notes
+    assert "4 shards" in notes
+    assert "execution.rollout_batch_size 4. With 1 it is less than a tenth." in notes, "2 leaves evaluations half idle"
+    assert "optimize: 88% of the time" in notes

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from flowmill.configs.load import load_config
 from flowmill.models.maths.generation import TokenSampling, generate
 from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
@@ -23,7 +21,7 @@ from flowmill.tasks.checks.memory import estimate_memory, memory_and_notes
 from flowmill.tasks.modalities.memory import Memory
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.causal_classes import tiny_config
-from tests.support.language_models import texts_data
+from tests.support.language_models import texts_config
 
 pytestmark = pytest.mark.slow
 
@@ -86,10 +84,7 @@ def test_tensors_without_content_take_what_real_ones_do(
 
 
 def estimate(folder: Path, *overrides: str) -> Memory:
-    path = folder / "texts.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder)))
-    found = estimate_memory(RunPlan(load_config(path, overrides)), reference=False)
+    found = estimate_memory(RunPlan(texts_config(folder, *overrides)), reference=False)
     assert found is not None
     return found
 
@@ -143,9 +138,8 @@ def test_ranks_that_share_the_weights_hold_less(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_known_has_no_estimate(tmp_path: Path) -> None:
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
-    assert estimate_memory(RunPlan(load_config(path, ["model.path=someone/else"])), reference=False) is None
+    config = texts_config(tmp_path, "model.path=someone/else")
+    assert estimate_memory(RunPlan(config), reference=False) is None
 
 
 def test_reward_models_are_named_and_prompts_without_a_tokenizer_are_bounded(tmp_path: Path) -> None:
@@ -159,9 +153,7 @@ def test_reward_models_are_named_and_prompts_without_a_tokenizer_are_bounded(tmp
 
 
 def test_a_class_that_needs_numbers_is_a_note_and_no_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
-    config = load_config(path, ())
+    config = texts_config(tmp_path)
     about = tiny_config("mixtral")
     about.save_pretrained(tmp_path / "lm")
     found, notes = memory_and_notes(RunPlan(config), reference=False)

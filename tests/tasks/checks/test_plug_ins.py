@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor
 from flowmill.configs.components import components
 from flowmill.configs.errors import ConfigError, RewardError
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.models.engines.local import LocalEngine
 from flowmill.models.maths.schedules import AllSteps
 from flowmill.models.maths.solvers import Euler
@@ -28,10 +26,8 @@ from flowmill.tasks.algorithms.grpo import GRPO
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.samples import artifact_table
 from tests.support.given import singles, write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 from tests.support.language_models import texts_data
-
-Make = Callable[..., RunConfig]
 
 
 class Called(Exception):

@@ -10,9 +10,8 @@ import transformers
 
 from flowmill.configs.load import parse_config
 from flowmill.configs.model_families import spec_of
-from flowmill.models.memory.architectures import meta_denoiser
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
-from flowmill.models.memory.published import pipelines, published
+from flowmill.models.memory.published import published
 from flowmill.models.policies import POLICIES
 from flowmill.models.weights.lora import stack_note
 from flowmill.tasks.checks.notes import training_notes
@@ -61,11 +60,6 @@ def test_published_language_models_here_have_none(path: str) -> None:
     family = kinds.get(config.model_type, "causal_lm")
     assert spec_of(family).kind != "diffusion"
     assert stack_note(meta_language_model(config, models=_class(family).models)) is None
-
-
-@pytest.mark.parametrize("path", sorted(pipelines()))
-def test_published_denoisers_have_none(path: str) -> None:
-    assert stack_note(meta_denoiser(pipelines()[path])) is None
 
 
 def _class(family: str) -> type:

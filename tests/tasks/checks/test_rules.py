@@ -114,7 +114,7 @@ CASES = {
         advantage.kl_gate=0.5; advantage.kl_coef=0.1
         advantage.group_mean_min=2; advantage.group_mean_max=1
         optimize.replay={steps: 50}; optimize.algorithm={name: dpo}
-        optimize.replay={steps: 50}
+        optimize.replay={steps: 8}
     """,
     "tiny_flux1": """
         optimize.algorithm={name: nft, options: {times: {kind: timesteps}}}; rollout.plan={name: final}

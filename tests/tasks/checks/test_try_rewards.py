@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from flowmill.configs.errors import ConfigError, RewardError
-from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.base import Batch, Origin
 from flowmill.models.rewards.factory import RewardCache
 from flowmill.models.rewards.invocation import score
@@ -20,8 +19,8 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import time_rewards, try_rewards
 from flowmill.tasks.modalities.media import trial_media
 from flowmill.tasks.specs.plan import RunPlan
+from tests.support.inside import Make
 
-Make = Callable[..., RunConfig]
 Prompts = Sequence[str]
 Metadata = Sequence[Mapping[str, Any]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.registry import create
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.choices import SAMPLERS
@@ -20,9 +19,7 @@ from flowmill.tasks.choices.base import Candidate, Choice, Draw
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.seeds import epoch_prompts
-from tests.support.inside import prepare, run_epoch, run_stage
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare, run_epoch, run_stage, stage_rows
 
 
 def of(*known: tuple[int, float, float] | None, sources: Sequence[str] = (), streak: int = 1) -> list[Candidate]:
@@ -159,16 +156,16 @@ def test_a_run_chooses_from_committed_rewards_alone(make_config: Make, tmp_path:
     for epoch in (1, 2, 3):
         manifest = whole.store.require(whole.chain.require(epoch, "choose").ref)
         assert len(manifest.inputs) == 1 + (epoch > 1) + (epoch - 1 - ahead > 0)
-        table = read_rows(whole.store, whole.chain.require(epoch, "choose").ref)
+        table = stage_rows(whole, epoch, "choose")
         rolled = whole.store.require(whole.chain.require(epoch, "rollout").ref)
         assert str(whole.chain.require(epoch, "choose").ref) in rolled.inputs
-        rewards = read_rows(whole.store, whole.chain.require(epoch, "advantage").ref)
+        rewards = stage_rows(whole, epoch, "advantage")
         assert rewards.column("prompt_id").to_pylist()[::4] == table.column("prompt_id").to_pylist()
     assert known_in(whole, 3) <= set(range(3 - ahead))
     assert any("mean" in reason for reason in table.column("reason").to_pylist())
     states = read_rows(whole.store, whole.chain.require(3, "choose").ref, "prompt_states").to_pylist()
     newest = next(row for row in states if row["scored"] == 2 - ahead)
-    rewards = read_rows(whole.store, whole.chain.require(2 - ahead, "advantage").ref).to_pylist()
+    rewards = stage_rows(whole, 2 - ahead, "advantage").to_pylist()
     own = [row["reward"] for row in rewards if row["prompt_id"] == newest["prompt_id"]]
     assert newest["mean"] == pytest.approx(fmean(own))
     # Another process goes on after each stage.
@@ -191,19 +188,3 @@ def test_a_sampler_of_ones_own_that_repeats_itself_is_told(make_config: Make) ->
     context = prepare(make_config(f"prompts.sampler={__name__}:Greedy"))
     with pytest.raises(ConfigError, match="chose 4 prompts for epoch 1, 1 of them different; it must choose 4"):
         run_epoch(context, 1)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "expected"),
-    [
-        ("dificulty", "Did you mean 'difficulty'"),
-        ("difficulty", "it needs either 'target', a mean reward, or 'epochs'"),
-        ("{name: informative, options: {time: 3}}", "Did you mean 'times'"),
-        ("sources", "sets the shares of prompts.sources, but there is one list"),
-        ("math:pi", "it must be a class with choose"),
-    ],
-)
-def test_samplers_that_cannot_work_are_refused(make_config: Make, sampler: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_config(make_config(f"prompts.sampler={sampler}"))
-    assert expected in str(error.value)

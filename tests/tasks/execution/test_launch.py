@@ -16,10 +16,8 @@ import psutil
 import pytest
 import torch
 
-from flowmill.configs.errors import ConfigError, LostRankError, WorkerError
-from flowmill.configs.schema import RunConfig
+from flowmill.configs.errors import LostRankError, WorkerError
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.executor import Listener
 from flowmill.tasks.execution.launch import Launched
 from flowmill.tasks.execution.launchers import Agents, Local, Program
@@ -33,7 +31,7 @@ from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
 from flowmill.tasks.runtime.kv_store import KeyValueStore
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch, session_of, stage_run
+from tests.support.inside import Make, make_stage, prepare, run_epoch, session_of, stage_run
 from tests.tasks.stages.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
 pytestmark = pytest.mark.slow
@@ -271,22 +269,6 @@ def test_the_command_of_an_agent_follows_what_starts_it(tmp_path: Path) -> None:
     assert ids[0] != ids[1], "ranks of an earlier start must not be met"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "message"),
-    [
-        ("{name: local}", "execution.launcher 'local' starts processes on this machine alone"),
-        ("{name: agents, options: {endpoint: node1, prefixes: [[]]}}", "Write it as 'host:port'"),
-        ("{name: agents, options: {endpoint: 'n:1', prefixes: []}}", "Give one list of words per process"),
-        ("{name: slurm}", "execution.launcher 'slurm' does not exist"),
-    ],
-)
-def test_a_launcher_that_cannot_work_is_refused(
-    make_config: Callable[..., RunConfig], launcher: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(make_config("execution.nodes=2", f"execution.launcher={launcher}"))
-
-
 @pytest.mark.campaign
 def test_a_rank_whose_parent_hangs_up_ends_though_it_is_busy() -> None:
     reading = "threading.Thread(target=worker._read, args=(queue.Queue(),)).start()"
@@ -366,7 +348,7 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard:
 
 
 @pytest.mark.usefixtures("forked_ranks")
-def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Callable[..., RunConfig]) -> None:
+def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Make) -> None:
     reward = 'rewards=[{name: "tests.support.rewards:OnAccelerator", label: bright}]'
     context = begin_run(make_config("execution.processes=2", "rollout.groups_per_shard=1", reward))
     for name in ("base", "encode", "preprocess", "policy"):
@@ -384,7 +366,7 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
 
 
 @pytest.fixture
-def two(make_config: Callable[..., RunConfig]) -> Iterator[RunContext]:
+def two(make_config: Make) -> Iterator[RunContext]:
     """A run of two ranks, its first policy made."""
     extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
     context = begin_run(make_config("execution.processes=2", *extra))
@@ -395,9 +377,7 @@ def two(make_config: Callable[..., RunConfig]) -> Iterator[RunContext]:
 
 
 @pytest.mark.usefixtures("forked_ranks")
-def test_two_resident_processes_equal_one(
-    two: RunContext, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_two_resident_processes_equal_one(two: RunContext, make_config: Make, tmp_path: Path) -> None:
     extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
     one = prepare(make_config(f"store.root={tmp_path / 'one'}", *extra))
     committed: list[str] = []
@@ -446,9 +426,7 @@ def test_two_resident_processes_equal_one(
         ),
     ],
 )
-def test_spread_weights_train_as_whole_ones(
-    make_config: Callable[..., RunConfig], tmp_path: Path, settings: list[str]
-) -> None:
+def test_spread_weights_train_as_whole_ones(make_config: Make, tmp_path: Path, settings: list[str]) -> None:
     extra = ["optimize.updates_per_epoch=3", "execution.micro_batch_size=8", "optimize.learning_rate=1e-3", *settings]
     whole = [setting for setting in extra if "offload" not in setting]
     one = prepare(make_config(f"store.root={tmp_path / 'one'}", *whole))
@@ -482,9 +460,7 @@ def test_spread_weights_train_as_whole_ones(
 
 
 @pytest.mark.parametrize("name", ["base", "export"])
-def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
-    make_config: Callable[..., RunConfig], name: str
-) -> None:
+def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(make_config: Make, name: str) -> None:
     context = prepare(make_config())
     run_epoch(context, 1)
     if name == "base":
@@ -503,7 +479,7 @@ class Silent(KeyValueStore):
 
 
 @pytest.mark.campaign
-def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_two_nodes_equal_one_process(make_config: Make, tmp_path: Path) -> None:
     extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
     one = prepare(make_config(f"store.root={tmp_path / 'one'}", *extra))
     run_epoch(one, 1)

@@ -1,4 +1,4 @@
-"""Processes that score: the scores of one thread, errors by name, and nothing left when their parent is gone."""
+"""Executors name what they committed; processes that score give the scores of one thread, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -16,15 +17,19 @@ import pytest
 
 from flowmill.configs.errors import RewardError, WorkerError
 from flowmill.configs.schema import RunConfig
+from flowmill.flows import process_state, stages
 from flowmill.tasks.execution import process_executor
-from flowmill.tasks.execution.executor import Listener
+from flowmill.tasks.execution.executor import Executor, Listener
 from flowmill.tasks.execution.process_executor import ProcessExecutor
+from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.runners import score_workers
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.stage import Shard
-from tests.support.inside import make_stage, prepare, run_stage, session_of, stage_run
+from flowmill.tasks.stages.stage_run import StageRun
+from tests.support.inside import Make, make_stage, prepare, run_stage, session_of, stage_run
 
-Make = Callable[..., RunConfig]
 ONE = "rollout.groups_per_shard=1"
 
 
@@ -203,3 +208,35 @@ def test_one_thread_at_a_time_uses_a_reward_here(make_config: Make, monkeypatch:
     for thread in threads:
         thread.join()
     assert at_work == ["in", "out"] * 4
+
+
+EXECUTORS: dict[str, Callable[[Session], Executor]] = {
+    "processes": ProcessExecutor,
+    "tasks": stages.TaskExecutor,
+    "ranks": RankExecutor,
+}
+
+
+@pytest.mark.parametrize("name", ["processes", "tasks", pytest.param("ranks", marks=pytest.mark.slow)])
+def test_an_executor_names_the_shards_that_it_committed(
+    name: str, make_config: Make, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if name == "ranks":
+        request.getfixturevalue("forked_ranks")
+    # Without a Prefect server the function of a task is called.
+    monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
+    with closing(session_of(prepare(make_config("rollout.groups_per_shard=1")))) as session:
+        run = StageRun(session.stage(Node(1, "rollout")))
+        executor, heard = session.executor(EXECUTORS[name]), list[str]()
+        assert session.executor(EXECUTORS[name]) is executor
+        with process_state.opened(session.context):
+            names = executor.run(run, run.pending(), Listener(on_commit=heard.extend))
+        assert sorted(names) == sorted(heard) == [shard.name for shard in run.stage.shards()]
+        assert run.pending() == []
+
+
+def test_a_closed_session_makes_its_executors_again(make_config: Make) -> None:
+    session = session_of(prepare(make_config()))
+    first = session.executor(ProcessExecutor)
+    session.close()
+    assert session.executor(ProcessExecutor) is not first

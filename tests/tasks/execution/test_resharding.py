@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,14 +14,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from flowmill.configs.errors import LostRankError
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.export.checkpoint import export_checkpoint
 from flowmill.tasks.inputs.weight_sources import OPTIMIZER, Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.training.state import METRICS
-from tests.support.inside import session_of
+from tests.support.inside import Make, session_of
 from tests.tasks.execution.test_launch import execute
 from tests.tasks.stages.test_stages import stored
 
@@ -66,7 +64,7 @@ GROUPS = ("execution.processes=4", "execution.fsdp_size=2")
     ],
 )
 def test_a_checkpoint_of_several_ranks_goes_on_with_any_number(
-    make_config: Callable[..., RunConfig],
+    make_config: Make,
     tmp_path: Path,
     optimizer: str,
     numbers: tuple[int, ...],

@@ -19,9 +19,8 @@ from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, stage_run, updates_of
 from tests.tasks.stages.test_stages import assert_same_trajectories, weights
 from tests.tasks.stages.test_start import reference_kl
 
@@ -105,7 +104,7 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def on_ranks(crew: RankExecutor, context: RunContext, epoch: int) -> None:
     """Carry out an epoch, on the ranks what they work on."""
     for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
-        run = StageRun(make_stage(context, name, epoch, slot))
+        run = stage_run(context, name, epoch, slot)
         if run.stage.on_ranks:
             crew.run(run, run.pending())
             run.finish()
@@ -115,7 +114,7 @@ def on_ranks(crew: RankExecutor, context: RunContext, epoch: int) -> None:
 
 def updates(context: RunContext) -> list[dict[str, float]]:
     """Return the figures of epoch 1's updates."""
-    found: list[dict[str, float]] = context.store.require(context.policy_ref(1)).summary["updates"]
+    found: list[dict[str, float]] = updates_of(context, 1)
     return found
 
 
@@ -193,7 +192,7 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     for epoch in (1, 2):
         on_ranks(single, one, epoch)
         on_ranks(crew, two, epoch)
-    first = [context.store.require(context.policy_ref(2)).summary["updates"][0] for context in (one, two)]
+    first = [updates_of(context, 2)[0] for context in (one, two)]
     for name in ("loss", "ratio_mean", "importance", "behavior_kl", "rows"):
         assert first[0][name] == pytest.approx(first[1][name], rel=1e-3, abs=1e-5), name
     assert first[0]["importance"] != 1.0
@@ -222,7 +221,7 @@ def test_two_ranks_compare_with_the_policy_they_started_from_as_one_process(
     for epoch in (1, 2):
         on_ranks(single, one, epoch)
         on_ranks(crew, two, epoch)
-    first, second = (context.store.require(context.policy_ref(2)).summary["updates"][0]["kl"] for context in (one, two))
+    first, second = (updates_of(context, 2)[0]["kl"] for context in (one, two))
     assert first == pytest.approx(second, rel=1e-2)
     assert first > 1e-9 > updates(one)[0]["kl"]
     sampled, shared = reference_kl(one, 2), reference_kl(two, 2)
@@ -303,7 +302,7 @@ def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
     for name, epoch in (("rollout", 1), ("evaluate", 0)):
         made = []
         for context, ranks in ((one, single), (two, crew)):
-            run = StageRun(make_stage(context, name, epoch))
+            run = stage_run(context, name, epoch)
             ranks.run(run, run.pending())
             run.finish()
             manifest = context.store.require(run.ref)
@@ -326,30 +325,11 @@ def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() ->
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "said"),
-    [
-        ("wan21", ["processes=3", "context_parallel=2"], "there are 3 processes, which cannot be put in groups of 2"),
-        ("sd3", ["processes=2", "context_parallel=2"], "how the tokens of model.policy 'sd3' are split"),
-        ("wan21", ["strategy=fsdp"], "there is one process"),
-        ("wan21", ["processes=2", "fsdp_size=2"], "strategy 'ddp' keeps whole weights on every rank"),
-        ("wan21", ["processes=6", "strategy=fsdp", "fsdp_size=4"], "6 processes, which cannot be put in groups of 4"),
-        ("wan21", ["strategy=fsdp", "fsdp_size=2", "processes=4", "context_parallel=4"], "must be in one group"),
-        ("wan21", ["processes=2", "sampling=spread"], "keeps whole weights on every rank"),
-        ("wan21", ["processes=2", "offload=true"], "keeps weights on devices"),
-    ],
-)
-def test_what_cannot_work_is_refused(tmp_path: Path, family: str, settings: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(family, tmp_path, *[f"execution.{setting}" for setting in settings]))
-
-
-@pytest.mark.parametrize(
     ("settings", "said"),
     [
         (["execution.context_parallel=5", "execution.processes=5"], "24 attention heads, which that does not divide"),
         (["model.height=528", "model.width=528"], "a row has 1089 tokens"),
         (["model.options={max_sequence_length: 77}"], "a row has 77 text tokens"),
-        pytest.param(["model.compile=true"], "model.compile is set", marks=pytest.mark.slow),
     ],
 )
 def test_a_published_model_that_cannot_be_shared_out_evenly_is_refused(settings: list[str], said: str) -> None:

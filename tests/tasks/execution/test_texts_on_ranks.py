@@ -10,15 +10,13 @@ import yaml
 
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.weight_sources import CRITIC, Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import prepare, stage_rows, stage_run, updates_of
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data
 from tests.tasks.stages.test_stages import stored
@@ -75,7 +73,7 @@ def trained(crew: RankExecutor, config: RunConfig) -> RunContext:
     context = prepare(config)
     for node in RunPlan(config).nodes():
         if node.epoch and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
-            run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
+            run = stage_run(context, node.stage, node.epoch, node.slot)
             if run.stage.on_ranks:
                 crew.run(run, run.pending())
                 run.finish()
@@ -99,9 +97,9 @@ def test_two_ranks_train_policy_and_critic_as_one_process(
         assert ours.keys() == theirs.keys()
         assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 3e-5, name
     for epoch in (1, 2):
-        tables = [read_rows(each.store, each.chain.require(epoch, "value").ref) for each in (one, two)]
+        tables = [stage_rows(each, epoch, "value") for each in (one, two)]
         for name in ("values", "reference_log_probs"):
             rows = [table.sort_by("sample_id").column(name).combine_chunks().flatten().to_numpy() for table in tables]
             assert abs(rows[0] - rows[1]).max() < 3e-5
-    first = two.store.require(two.policy_ref(1)).summary["updates"][0]
+    first = updates_of(two, 1)[0]
     assert (first["ratio_mean"], first["kl_before_k1"]) == (1.0, 0.0)

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from flowmill.configs.registry import resolve
 from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies import POLICIES
-from flowmill.models.policies.diffusion import DiffusionSettings, PipelineCall
+from flowmill.models.policies.diffusion import DiffusionSettings
 from flowmill.models.policies.dummy_components import silent_t5
 from flowmill.models.policies.parts import Part
 from flowmill.models.quickstart.tiny import build_tiny
@@ -35,10 +34,7 @@ from flowmill.models.rewards.digits import DigitsReward
 from flowmill.models.weights.lora_files import canonical_header
 from flowmill.tasks.export.card import prompt_set
 from flowmill.tasks.export.files import store_guider, store_scheduler, write_pipeline
-from flowmill.tasks.export.publish import for_hub
-from flowmill.tasks.export.usage import Usage, snippet
 from flowmill.tasks.inputs.base_model import front_matter, license_of
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.runs.context import RunContext
@@ -48,7 +44,7 @@ from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY, plain_pipeline
 from tests.support.families import PIPELINES
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run, stored_shards
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +89,7 @@ def folder_of(context: RunContext, epoch: int = 1) -> Path:
 
 def evaluated(context: RunContext, split: str) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return prompts and seeds of an evaluation's samples, and their media as float."""
-    store, ref = context.store, context.chain.require(1, "evaluate").ref
-    record = next(record for record in store.shards(ref) if record.shard == split)
-    shard = open_trajectory_store("webdataset").open(store.files(ref, record))
+    shard = stored_shards(context, 1, "evaluate")[split == "train"]
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     return rows, np.stack([shard.media(number) for number in range(len(rows))]).astype(float)
 
@@ -224,48 +218,6 @@ def test_a_modular_export_is_a_repository_wherever_it_lies(tmp_path: Path) -> No
     assert torch.equal(again.sigmas(4), policy.sigmas(4))
 
 
-def test_the_snippet_of_a_modular_pipeline_makes_its_blocks() -> None:
-    usage = Usage(
-        pipeline="Flux3ModularPipeline",
-        loader="Flux3AutoBlocks",
-        base="owner/model",
-        revision="abc",
-        missing=(),
-        loras=("pytorch_lora_weights.safetensors",),
-        dtype="bfloat16",
-        call=PipelineCall(
-            arguments={"height": 64},
-            guider={"guidance_scale": 2.5},
-            blocks="Flux3AutoBlocks",
-            left_out=("prompt_upsampler",),
-        ),
-        prompt="a cat",
-        seed=3,
-        inputs=(),
-        fps=None,
-    )
-    assert snippet(usage).splitlines()[:12] == [
-        "import torch",
-        "from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks",
-        "",
-        'folder = "."  # this folder',
-        'base = "owner/model"',
-        "blocks = Flux3AutoBlocks()",
-        'blocks.sub_blocks.pop("prompt_upsampler")',
-        "pipe = blocks.init_pipeline(base)",
-        'pipe.load_components(revision="abc", dtype=torch.bfloat16)',
-        'pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights.safetensors")',
-        "pipe.guider = ClassifierFreeGuidance(guidance_scale=2.5)",
-        'pipe.to("cuda" if torch.cuda.is_available() else "cpu")',
-    ]
-    whole = snippet(replace(usage, base=None, revision=None, loras=())).splitlines()
-    assert whole[0] == "import os"
-    assert whole[4] == 'folder = os.path.abspath(".")  # this folder'
-    assert "pipe = blocks.init_pipeline(folder)" in whole
-    assert 'folder = "owner/name"' in for_hub("\n".join(whole), "owner/name").splitlines()
-    assert usage.plain()["left_out_blocks"] == ["prompt_upsampler"]
-
-
 def test_a_model_without_t5_is_given_one_that_says_nothing(tmp_path: Path) -> None:
     whole = build_tiny("sd3")
     parts = {**whole.components, "text_encoder_3": None, "tokenizer_3": None}
@@ -317,49 +269,28 @@ def test_the_silent_t5_gives_zeros_and_leaves_the_global_generator_alone() -> No
     assert torch.equal(encoder(tokens)[0], torch.zeros(2, 3, 8))
 
 
+GUIDED = {"guidance_scale": 3.0, "negative_prompt": "blurred"}
+TRUE_GUIDANCE = {"true_cfg_scale": 3.0, "negative_prompt": "blurred"}
+#: What calls have in addition to size and number of steps.
 CALLS: Mapping[str, dict[str, Any]] = {
     "sana_video": {
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-        "negative_prompt": "blurred",
+        **GUIDED,
         "max_sequence_length": 16,
         "frames": 5,
         "use_resolution_binning": False,
         "complex_human_instruction": None,
     },
-    "sd15": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
-    "sdxl": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
-    "sd3": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred", "max_sequence_length": 16},
-    "flux2_klein": {"num_inference_steps": 4, "guidance_scale": 3.0, "max_sequence_length": 64},
-    "flux3": {"num_inference_steps": 4, "negative_prompt": "blurred", "max_sequence_length": 160},
-    "qwen_image": {
-        "num_inference_steps": 4,
-        "true_cfg_scale": 3.0,
-        "negative_prompt": "blurred",
-        "max_sequence_length": 64,
-    },
-    "qwen_image21": {
-        "num_inference_steps": 4,
-        "true_cfg_scale": 3.0,
-        "negative_prompt": "blurred",
-        "use_kv_cache": False,
-    },
-    "qwen_image_edit": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
-    "qwen_image_edit_plus": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
-    "wan22": {
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-        "negative_prompt": "blurred",
-        "max_sequence_length": 16,
-        "num_frames": 5,
-        "guidance_scale_2": 2.0,
-    },
-    "z_image": {
-        "num_inference_steps": 4,
-        "guidance_scale": 2.0,
-        "negative_prompt": "blurred",
-        "max_sequence_length": 64,
-    },
+    "sd15": GUIDED,
+    "sdxl": GUIDED,
+    "sd3": {**GUIDED, "max_sequence_length": 16},
+    "flux2_klein": {"guidance_scale": 3.0, "max_sequence_length": 64},
+    "flux3": {"negative_prompt": "blurred", "max_sequence_length": 160},
+    "qwen_image": {**TRUE_GUIDANCE, "max_sequence_length": 64},
+    "qwen_image21": {**TRUE_GUIDANCE, "use_kv_cache": False},
+    "qwen_image_edit": TRUE_GUIDANCE,
+    "qwen_image_edit_plus": TRUE_GUIDANCE,
+    "wan22": {**GUIDED, "max_sequence_length": 16, "num_frames": 5, "guidance_scale_2": 2.0},
+    "z_image": {"guidance_scale": 2.0, "negative_prompt": "blurred", "max_sequence_length": 64},
 }
 
 
@@ -373,7 +304,8 @@ def test_how_each_family_is_called(family: str, tmp_path: Path) -> None:
     cls = resolve(POLICIES, family, label="policy")
     policy = cls.load(tmp_path, settings, frozenset({Part.DENOISER, Part.VAE}), options)
     call = policy.pipeline_call(4, "blurred")
-    assert call.arguments == {"height": tiny.size, "width": tiny.size, **CALLS[family]}
+    sizes = {"height": tiny.size, "width": tiny.size, "num_inference_steps": 4}
+    assert call.arguments == {**sizes, **CALLS[family]}
     differences = {
         "flux2_klein": "always uses an empty one",
         "qwen_image21": "a channel of transparency",

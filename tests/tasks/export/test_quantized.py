@@ -23,10 +23,9 @@ from flowmill.tasks.inputs.base_model import front_matter
 from flowmill.tasks.inputs.weight_sources import Weights, exported_folder
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import epoch as training
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.tasks.training.test_training_stage import stopping_after
 
@@ -57,7 +56,7 @@ def largest_gap(context: RunContext) -> float:
 def exported(context: RunContext) -> Path:
     for epoch in (0, 1):
         evaluate(context, epoch)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     return exported_folder(context.store, context.chain.target(Node(1, "export")))
 
 

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError, RunConflictError
-from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.backbones import TextLikelihood
 from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
@@ -29,22 +28,20 @@ from flowmill.tasks.checks.names import check_names
 from flowmill.tasks.checks.try_rewards import try_rewards
 from flowmill.tasks.fitting import fit
 from flowmill.tasks.fitting.fit import FittedModel, copy_model, fit_reward
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.fits import Fits, named_fits
+from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.staleness import explain
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.clip import write_clip, write_siglip
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import Make, prepare, run_epoch, stage_rows, stage_run
 from tests.support.judged import fit_config, write_pairs
 from tests.support.language_models import write_language_model
 from tests.support.text_models import write_sentiment
 
-Make = Callable[..., RunConfig]
 ROLLOUT, SCORE = Node(1, "rollout", ""), Node(1, "score", "fitted")
 
 
@@ -60,13 +57,13 @@ def refit(pairs: Path, folder: Path, updates: int) -> FittedModel:
 
 
 def make(context: RunContext, node: Node) -> ArtifactRef:
-    run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
+    run = stage_run(context, node.stage, node.epoch, node.slot)
     run.execute()
     return run.ref
 
 
 def pending(context: RunContext, node: Node) -> int:
-    return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
+    return len(stage_run(context, node.stage, node.epoch, node.slot).pending())
 
 
 @pytest.mark.campaign_cases("path")
@@ -168,10 +165,10 @@ def test_a_policy_is_trained_on_its_gradients(pairs: Path, make_config: Make, tm
         )
     )
     run_epoch(context, 1)
-    table = read_rows(context.store, context.chain.require(1, "gradient", "fitted").ref)
+    table = stage_rows(context, 1, "gradient", "fitted")
     assert min(table.column("rms").to_pylist()) > 0
     values = dict(zip(table.column("sample_id").to_pylist(), table.column("value").to_pylist(), strict=True))
-    scored = read_rows(context.store, context.chain.require(*SCORE).ref)
+    scored = stage_rows(context, *SCORE)
     scores = dict(zip(scored.column("sample_id").to_pylist(), scored.column("reward").to_pylist(), strict=True))
     # Scores are of images that are clipped and rounded to 8 bits.
     assert np.corrcoef(list(scores.values()), [values[sample] for sample in scores])[0, 1] > 0.98
@@ -192,8 +189,7 @@ def test_its_gradient_is_that_of_finite_differences(pairs: Path, tmp_path: Path)
 def write_preferences(store: ArtifactStore, samples: ArtifactRef, count: int) -> ArtifactRef:
     """Commit preferences about samples, whichever of two is darker, as ``flowmill rate`` does."""
     media = {}
-    for record in store.shards(samples):
-        shard = open_trajectory_store("webdataset").open(store.files(samples, record))
+    for shard in shards_of(store, samples):
         names = shard.table.column("sample_id").to_pylist()
         media |= {name: (shard.media(row).mean(), shard.table["prompt"][row].as_py()) for row, name in enumerate(names)}
     names, draw, rows = sorted(media), np.random.default_rng(0), []

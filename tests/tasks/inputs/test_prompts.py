@@ -195,20 +195,6 @@ def test_mistakes_say_where_and_what(tmp_path: Path, name: str, content: str | N
         read(tmp_path / name)
 
 
-def test_all_prompts_that_cannot_be_used_are_named_at_once(tmp_path: Path) -> None:
-    lines = ['{"prompt": "a"}', "{", '{"prompt": null}', '{"prompt": "a"}', *['{"prompt": 7}'] * 9, '{"prompt": "b"}']
-    (tmp_path / "p.jsonl").write_text("\n".join(lines))
-    with pytest.raises(PromptError) as caught:
-        read(tmp_path / "p.jsonl")
-    first, *named, more = str(caught.value).split("\n")
-    assert (first, more) == ("12 rows cannot be used:", "  and 2 more.")
-    found = ["is not JSON", "the prompt is empty", "'a' appears twice", *["the prompt is a number"] * 7]
-    for number, (line, reason) in enumerate(zip(named, found, strict=True), 2):
-        assert line.startswith("  prompts.train: ")
-        assert f"line {number}" in line
-        assert reason in line
-
-
 @pytest.mark.parametrize("source", ["./prompts", "a/b/c", "prompts.xlsx"])
 def test_what_is_neither_file_nor_dataset_is_refused(source: str) -> None:
     with pytest.raises(PromptError, match="neither a"):

@@ -21,7 +21,6 @@ from huggingface_hub import HfApi
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import DataError, PromptError
-from flowmill.configs.paths import resolve_paths
 from flowmill.configs.schema import PromptsSection
 from flowmill.tasks.inputs.data_rows import read_data_rows
 from flowmill.tasks.inputs.prompts import read_prompts
@@ -204,41 +203,32 @@ def test_every_form_holds_the_same_rows(form: str, tmp_path: Path, expected: str
         assert found.rows[number].samples[0].read() == IMAGES[number]
 
 
-#: How the documented sources are written; a dataset of the hub has a test of its own.
-DOCUMENTED: dict[str, Callable[[Path], Any]] = {
-    "rows.jsonl": _lines,
-    "rows.jsonl.gz": lambda at: _packed(_lines(at)),
-    "rows.json": lambda at: _array(at, 2),
-    "rows.csv": lambda at: _table(at, "rows.csv", ";"),
-    "rows.tsv": lambda at: _table(at, "rows.tsv", "\t"),
-    "rows.parquet": lambda at: _parquet(at, IMAGES),
-    "data/train-*.parquet": _shards,
-    "rows-{000..001}.tar": lambda at: [
-        _members(at / f"rows-00{part}.tar", range(4 * part, 4 * part + 4)) for part in (0, 1)
-    ],
-    "a.jsonl::b.json": lambda at: (
-        _lines(at, ROWS[:4]).rename(at / "a.jsonl"),
-        _array_of(at, ROWS[4:]).rename(at / "b.json"),
-    ),
-    "rows.tar": lambda at: _tar(at / "rows.tar"),
-    "rows.tar.gz": lambda at: _tar(at / "rows.tar.gz", text="json", mode="w:gz"),
-    "pictures/": lambda at: _images(at / "pictures", ".caption"),
-    "imagefolder/": lambda at: _metadata(at / "imagefolder", "parquet"),
-    "snapshot/": lambda at: _snapshot(at / "snapshot"),
-    "saved/": lambda at: _saved(at / "saved", False),
+#: The documented sources and the forms they stand for; a dataset of the hub has a test of its own.
+DOCUMENTED = {
+    "rows.jsonl": "JSONL",
+    "rows.jsonl.gz": "JSONL, gzip",
+    "rows.json": "JSON array, indented",
+    "rows.csv": "CSV with ';'",
+    "rows.tsv": "TSV",
+    "rows.parquet": "Parquet, bytes",
+    "data/train-*.parquet": "several Parquet files, glob",
+    "rows-{000..001}.tar": "WebDataset, braces",
+    "a.jsonl::b.json": "a list of files",
+    "rows.tar": "WebDataset of a Mac",
+    "rows.tar.gz": "WebDataset, tar.gz",
+    "pictures/": "folder of images and .caption",
+    "imagefolder/": "imagefolder, metadata.parquet",
+    "snapshot/": "snapshot of the hub",
+    "saved/": "save_to_disk, Dataset",
 }
 
 
-def test_each_form_of_the_docs_holds_the_same_rows(tmp_path: Path, expected: str) -> None:
+def test_each_form_of_the_docs_is_one_of_these() -> None:
     page = (ROOT / "docs" / "own-data.md").read_text()
     (table,) = re.findall(r"^\| rows are in \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     sources = [source for line in table.splitlines() for source in re.findall(r"`([^`]+)`", line.split(" | ")[-1])]
     assert sources == [*DOCUMENTED, "owner/name"]
-    for number, (source, write) in enumerate(DOCUMENTED.items()):
-        folder = tmp_path / str(number)
-        write(folder)
-        config = resolve_paths({"data": {"train": source}}, folder)
-        assert read_data_rows(DataSection.model_validate(config["data"])).identity == expected, source
+    assert {*DOCUMENTED.values()} <= FORMS.keys()
 
 
 @pytest.mark.parametrize(
@@ -293,9 +283,8 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     "form",
     [
-        *("JSONL, gzip", "JSON array", "CSV with ';'", "several Parquet files, glob", "snapshot of the hub"),
-        *("WebDataset, ::", "save_to_disk, DatasetDict", "folder of images and .txt", "imagefolder, metadata.csv"),
-        "WebDataset, tar.gz",
+        *("JSONL, gzip", "several Parquet files, glob", "WebDataset, ::", "WebDataset, tar.gz"),
+        *("save_to_disk, DatasetDict", "folder of images and .txt"),
     ],
 )
 def test_forms_on_s3_hold_the_same(form: str, bucket: str, tmp_path: Path, expected: str) -> None:

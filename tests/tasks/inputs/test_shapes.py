@@ -28,185 +28,120 @@ ASKED, RIGHT, WRONG = said("user", "q"), said("assistant", "a"), said("assistant
 TURNS = "\n\nHuman: q\n\nAssistant:"
 CHAT = '[["user","q"],["assistant","a"]]'
 Expected = tuple[str, str, list[list[str]], list[tuple[float | None, ...]]]
-#: Form: a row, whether samples are texts and are compared; name of the shape, prompt, samples and ratings of each row.
-SHAPES: dict[str, tuple[dict[str, Any], bool, bool, Expected]] = {
-    "language modeling": ({"text": "t"}, True, False, ("language modeling", "", [["t"]], [(None,)])),
-    "language modeling, chats": ({"messages": [ASKED, RIGHT]}, True, False, ("chats", "q", [[CHAT]], [(None,)])),
-    "prompt-completion": (
-        {"prompt": "q", "completion": "a"},
-        True,
-        False,
-        ("prompt-completion", "q", [["a"]], [(None,)]),
-    ),
-    "prompt-completion, chats": (
-        {"prompt": [ASKED], "completion": [RIGHT]},
-        True,
-        False,
-        ("prompt-completion, conversational", "q", [["a"]], [(None,)]),
-    ),
-    "preference": (
-        {"prompt": "q", "chosen": "a", "rejected": "b"},
-        True,
-        True,
-        ("preference", "q", [["a", "b"]], [(1.0, 0.0)]),
-    ),
-    "preference, implicit": (
-        {"chosen": "q is a", "rejected": "q is b"},
-        True,
-        True,
-        ("preference, implicit prompt", "q is", [[" a", " b"]], [(1.0, 0.0)]),
-    ),
-    "preference, chats": (
-        {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]},
-        True,
-        True,
-        ("preference, conversational", "q", [["a", "b"]], [(1.0, 0.0)]),
-    ),
-    "preference, implicit, chats": (
-        {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
-        True,
-        True,
-        ("preference, implicit prompt, conversational", "q", [["a", "b"]], [(1.0, 0.0)]),
-    ),
-    "unpaired": (
-        {"prompt": "q", "completion": "a", "label": False},
-        True,
-        True,
-        ("rated texts", "q", [["a"]], [(0.0,)]),
-    ),
-    "unpaired, chats": (
-        {"prompt": [ASKED], "completion": [RIGHT], "label": True},
-        True,
-        True,
-        ("rated texts, conversational", "q", [["a"]], [(1.0,)]),
-    ),
-    "UltraFeedback": (
-        {"instruction": "q", "completions": [{"response": x, "overall_score": y} for x, y in (("a", 1), ("b", 0.2))]},
-        True,
-        True,
-        ("ranked replies", "q", [["a"], ["b"]], [(1.0,), (0.2,)]),
-    ),
-    "UltraFeedback, binarized": (
-        {"prompt": "q", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG], "messages": [ASKED, RIGHT]},
-        True,
-        True,
-        ("preference, conversational", "q", [["a", "b"]], [(1.0, 0.0)]),
-    ),
-    "HH-RLHF": (
-        {"chosen": f"{TURNS} a", "rejected": f"{TURNS} b"},
-        True,
-        True,
-        ("preference, implicit prompt", TURNS, [[" a", " b"]], [(1.0, 0.0)]),
-    ),
-    "Alpaca": (
-        {"instruction": "q", "input": "x", "output": "a"},
-        True,
-        False,
-        ("Alpaca", "q\n\nx", [["a"]], [(None,)]),
-    ),
-    "Alpaca without input": (
-        {"instruction": "q", "input": "", "output": "a"},
-        True,
-        False,
-        ("Alpaca", "q", [["a"]], [(None,)]),
-    ),
-    "ShareGPT": (
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
-        True,
-        False,
-        ("chats", "q", [[CHAT]], [(None,)]),
-    ),
-    "OpenAI, parts": (
-        {"messages": [said("user", [{"type": "text", "text": "q"}]), RIGHT]},
-        True,
-        False,
-        ("chats", "q", [[CHAT]], [(None,)]),
-    ),
-    "OpenAI preference": (
-        {"input": {"messages": [ASKED]}, "preferred_output": [RIGHT], "non_preferred_output": [WRONG]},
-        True,
-        True,
-        ("OpenAI preference", "q", [["a", "b"]], [(1.0, 0.0)]),
-    ),
-    "Pick-a-Pic": (
-        {"caption": "q", "jpg_0": "0.png", "jpg_1": "1.png", "label_0": 0},
-        False,
-        True,
-        ("pairs with a label", "q", [["1.png", "0.png"]], [(1.0, 0.0)]),
-    ),
-    "responses with a preference": (
-        {"prompt": "q", "response_A": "b", "response_B": "a", "preference": "B"},
-        True,
-        True,
-        ("pairs with a label", "q", [["a", "b"]], [(1.0, 0.0)]),
-    ),
-    "ranked lists": (
-        {"prompt": "q", "image_path": ["0.png", "1.png", "2.png"], "rank": [2, 1, 3]},
-        False,
-        True,
-        ("ranked lists", "q", [["0.png"], ["1.png"], ["2.png"]], [(0.5,), (1.0,), (0.0,)]),
-    ),
-    "ImageReward": (
-        {"prompt": "q", "generations": ["0.png", "1.png"], "ranking": [1, 2]},
-        False,
-        True,
-        ("ranked lists", "q", [["0.png"], ["1.png"]], [(1.0,), (0.0,)]),
-    ),
-    "HPD": (
-        {"prompt": "q", "image_path": ["0.png", "1.png"], "human_preference": [0, 1]},
-        False,
-        True,
-        ("rated lists", "q", [["0.png"], ["1.png"]], [(0.0,), (1.0,)]),
-    ),
-    "stars": (
-        {"prompt": "q", "image": "0.png", "stars": 1},
-        False,
-        True,
-        ("rated samples", "q", [["0.png"]], [(1.0,)]),
-    ),
-    "stars as texts": (
-        {"prompt": "q", "image": "0.png", "stars": "1"},
-        False,
-        True,
-        ("rated samples", "q", [["0.png"]], [(1.0,)]),
-    ),
-    "data URL": (
-        {"prompt": "q", "image": URL},
-        False,
-        False,
-        ("prompts with samples", "q", [["rows.jsonl"]], [(None,)]),
-    ),
-    "base64": (
-        {"prompt": "q", "image": URL.partition(",")[2]},
-        False,
-        False,
-        ("prompts with samples", "q", [["rows.jsonl"]], [(None,)]),
-    ),
-    "several images": (
-        {"prompt": "q", "images": ["0.png", "1.png"]},
-        False,
-        False,
-        ("prompts with samples", "q", [["0.png"], ["1.png"]], [(None,), (None,)]),
-    ),
-    "images of the prompt": (
-        {"prompt": "q", "images": ["0.png", "1.png"], "completion": "a"},
-        True,
-        False,
-        ("prompt-completion", "q", [["a"]], [(None,)]),
-    ),
-    "edit": (
-        {"source_image": "0.png", "edit_prompt": "q", "edited_image": "1.png"},
-        False,
-        False,
-        ("prompts with samples", "q", [["1.png"]], [(None,)]),
-    ),
-    "image pairs": (
-        {"prompt": "q", "chosen": "0.png", "rejected": "1.png"},
-        False,
-        True,
-        ("preference", "q", [["0.png", "1.png"]], [(1.0, 0.0)]),
-    ),
-    "video": ({"caption": "q", "video": "a.mp4"}, False, False, ("prompts with samples", "q", [["a.mp4"]], [(None,)])),
+#: Whether samples are texts and are compared -> form: a row; name of the shape, prompt, samples and ratings of rows.
+SHAPES: dict[tuple[bool, bool], dict[str, tuple[dict[str, Any], Expected]]] = {
+    (True, False): {
+        "language modeling": ({"text": "t"}, ("language modeling", "", [["t"]], [(None,)])),
+        "language modeling, chats": ({"messages": [ASKED, RIGHT]}, ("chats", "q", [[CHAT]], [(None,)])),
+        "prompt-completion": ({"prompt": "q", "completion": "a"}, ("prompt-completion", "q", [["a"]], [(None,)])),
+        "prompt-completion, chats": (
+            {"prompt": [ASKED], "completion": [RIGHT]},
+            ("prompt-completion, conversational", "q", [["a"]], [(None,)]),
+        ),
+        "Alpaca": ({"instruction": "q", "input": "x", "output": "a"}, ("Alpaca", "q\n\nx", [["a"]], [(None,)])),
+        "Alpaca without input": ({"instruction": "q", "input": "", "output": "a"}, ("Alpaca", "q", [["a"]], [(None,)])),
+        "ShareGPT": (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            ("chats", "q", [[CHAT]], [(None,)]),
+        ),
+        "OpenAI, parts": (
+            {"messages": [said("user", [{"type": "text", "text": "q"}]), RIGHT]},
+            ("chats", "q", [[CHAT]], [(None,)]),
+        ),
+        "images of the prompt": (
+            {"prompt": "q", "images": ["0.png", "1.png"], "completion": "a"},
+            ("prompt-completion", "q", [["a"]], [(None,)]),
+        ),
+    },
+    (True, True): {
+        "preference": (
+            {"prompt": "q", "chosen": "a", "rejected": "b"},
+            ("preference", "q", [["a", "b"]], [(1.0, 0.0)]),
+        ),
+        "preference, implicit": (
+            {"chosen": "q is a", "rejected": "q is b"},
+            ("preference, implicit prompt", "q is", [[" a", " b"]], [(1.0, 0.0)]),
+        ),
+        "preference, chats": (
+            {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]},
+            ("preference, conversational", "q", [["a", "b"]], [(1.0, 0.0)]),
+        ),
+        "preference, implicit, chats": (
+            {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+            ("preference, implicit prompt, conversational", "q", [["a", "b"]], [(1.0, 0.0)]),
+        ),
+        "unpaired": ({"prompt": "q", "completion": "a", "label": False}, ("rated texts", "q", [["a"]], [(0.0,)])),
+        "unpaired, chats": (
+            {"prompt": [ASKED], "completion": [RIGHT], "label": True},
+            ("rated texts, conversational", "q", [["a"]], [(1.0,)]),
+        ),
+        "UltraFeedback": (
+            {
+                "instruction": "q",
+                "completions": [{"response": x, "overall_score": y} for x, y in (("a", 1), ("b", 0.2))],
+            },
+            ("ranked replies", "q", [["a"], ["b"]], [(1.0,), (0.2,)]),
+        ),
+        "UltraFeedback, binarized": (
+            {"prompt": "q", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG], "messages": [ASKED, RIGHT]},
+            ("preference, conversational", "q", [["a", "b"]], [(1.0, 0.0)]),
+        ),
+        "HH-RLHF": (
+            {"chosen": f"{TURNS} a", "rejected": f"{TURNS} b"},
+            ("preference, implicit prompt", TURNS, [[" a", " b"]], [(1.0, 0.0)]),
+        ),
+        "OpenAI preference": (
+            {"input": {"messages": [ASKED]}, "preferred_output": [RIGHT], "non_preferred_output": [WRONG]},
+            ("OpenAI preference", "q", [["a", "b"]], [(1.0, 0.0)]),
+        ),
+        "responses with a preference": (
+            {"prompt": "q", "response_A": "b", "response_B": "a", "preference": "B"},
+            ("pairs with a label", "q", [["a", "b"]], [(1.0, 0.0)]),
+        ),
+    },
+    (False, True): {
+        "Pick-a-Pic": (
+            {"caption": "q", "jpg_0": "0.png", "jpg_1": "1.png", "label_0": 0},
+            ("pairs with a label", "q", [["1.png", "0.png"]], [(1.0, 0.0)]),
+        ),
+        "ranked lists": (
+            {"prompt": "q", "image_path": ["0.png", "1.png", "2.png"], "rank": [2, 1, 3]},
+            ("ranked lists", "q", [["0.png"], ["1.png"], ["2.png"]], [(0.5,), (1.0,), (0.0,)]),
+        ),
+        "ImageReward": (
+            {"prompt": "q", "generations": ["0.png", "1.png"], "ranking": [1, 2]},
+            ("ranked lists", "q", [["0.png"], ["1.png"]], [(1.0,), (0.0,)]),
+        ),
+        "HPD": (
+            {"prompt": "q", "image_path": ["0.png", "1.png"], "human_preference": [0, 1]},
+            ("rated lists", "q", [["0.png"], ["1.png"]], [(0.0,), (1.0,)]),
+        ),
+        "stars": ({"prompt": "q", "image": "0.png", "stars": 1}, ("rated samples", "q", [["0.png"]], [(1.0,)])),
+        "stars as texts": (
+            {"prompt": "q", "image": "0.png", "stars": "1"},
+            ("rated samples", "q", [["0.png"]], [(1.0,)]),
+        ),
+        "image pairs": (
+            {"prompt": "q", "chosen": "0.png", "rejected": "1.png"},
+            ("preference", "q", [["0.png", "1.png"]], [(1.0, 0.0)]),
+        ),
+    },
+    (False, False): {
+        "data URL": ({"prompt": "q", "image": URL}, ("prompts with samples", "q", [["rows.jsonl"]], [(None,)])),
+        "base64": (
+            {"prompt": "q", "image": URL.partition(",")[2]},
+            ("prompts with samples", "q", [["rows.jsonl"]], [(None,)]),
+        ),
+        "several images": (
+            {"prompt": "q", "images": ["0.png", "1.png"]},
+            ("prompts with samples", "q", [["0.png"], ["1.png"]], [(None,), (None,)]),
+        ),
+        "edit": (
+            {"source_image": "0.png", "edit_prompt": "q", "edited_image": "1.png"},
+            ("prompts with samples", "q", [["1.png"]], [(None,)]),
+        ),
+        "video": ({"caption": "q", "video": "a.mp4"}, ("prompts with samples", "q", [["a.mp4"]], [(None,)])),
+    },
 }
 
 
@@ -220,9 +155,11 @@ def read(folder: Path, rows: list[dict[str, Any]], columns: dict[str, str], *, t
     return read_data_rows(DataSection(train=str(source), columns=columns, **how), texts=texts)
 
 
-@pytest.mark.parametrize("form", list(SHAPES))
-def test_each_shape_is_recognized_and_read(form: str, tmp_path: Path) -> None:
-    row, texts, rated, (name, prompt, samples, ratings) = SHAPES[form]
+@pytest.mark.parametrize(
+    ("texts", "rated", "form"), [(*kind, form) for kind, forms in SHAPES.items() for form in forms]
+)
+def test_each_shape_is_recognized_and_read(texts: bool, rated: bool, form: str, tmp_path: Path) -> None:
+    row, (name, prompt, samples, ratings) = SHAPES[texts, rated][form]
     found = recognized(row, {}, texts=texts, rated=rated, pictured=form in ("images of the prompt", "edit"))
     assert found is not None
     assert name in found[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import yaml
 
 from flowmill.configs.errors import ConfigError, PromptError
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import try_rewards
@@ -23,9 +21,7 @@ from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_rewa
 from flowmill.tasks.runs.seeds import mixed_prompts, most_of_each
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, updates_of
 
 
 @pytest.fixture
@@ -158,7 +154,7 @@ def test_every_source_may_have_a_teacher(mixed: Make, tiny_base: Path) -> None:
 
     context = prepare(mixed(asked("digits", "colors")))
     run_epoch(context, 1)
-    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    first = updates_of(context, 1)[0]
     # Both are the base model, which the policy still is.
     assert first["teacher_kl"] == pytest.approx(0.0, abs=1e-12)
     for names in (("digits",), ("digits", "shades")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import contributions
 from flowmill.tasks.algorithms.trends import (
@@ -28,14 +25,12 @@ from flowmill.tasks.algorithms.trends import (
     opposed_window,
     trend,
 )
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.monitors import correlations, shares
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import FlowmillCommand
-from tests.support.inside import prepare, run_stage
+from tests.support.inside import Make, prepare, run_stage
 
-Make = Callable[..., RunConfig]
 MONITORS = (
     'monitors=[{name: "tests.support.rewards:brightness", label: bright}, '
     '{name: "tests.support.rewards:Constant", label: flat}]'
@@ -98,19 +93,6 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     found = correlations(watched.chain, 1)
     assert found == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
     assert describe_run(watched)["warnings"] == []
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["monitors=[{name: jpeg_incompressibility, weight: 2}]"], "has weight 2.0, but rewards listed there are"),
-        (["monitors=[{name: jpeg_compressibility}]"], "appears 2 times"),
-        (["monitors=[{name: jpeg}]"], "Did you mean 'jpeg_"),
-    ],
-)
-def test_monitors_that_cannot_work_are_refused(make_config: Make, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*overrides))
 
 
 @pytest.mark.parametrize(

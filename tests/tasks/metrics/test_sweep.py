@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
+from flowmill.configs.schema import PromptSource, PromptsSection
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
 from flowmill.tasks.metrics.sweep import (
@@ -34,10 +33,9 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 from tools.chaos.kills import orphans, start
 
-Make = Callable[..., RunConfig]
 RATE = "optimize.learning_rate"
 
 

@@ -1,18 +1,18 @@
-"""The read model of a run: its tables hold what the artifacts hold, and reading writes nothing."""
+"""The read model of a run: its tables hold what the artifacts hold, and reading writes nothing; the
+best epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isnan
 from pathlib import Path
 
 import pytest
 
 from flowmill.configs.errors import NotCommittedError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.metrics.best import best_epoch, best_of
 from flowmill.tasks.metrics.describe import describe_run
-from flowmill.tasks.metrics.evaluations import evaluation_figures, flat, mean_by_prompt, scores_by_prompt
+from flowmill.tasks.metrics.evaluations import Figures, evaluation_figures, flat, mean_by_prompt, scores_by_prompt
 from flowmill.tasks.metrics.samples import artifact_table
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.diffusion.exporting import evaluation_images
@@ -20,16 +20,18 @@ from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.headline import evaluated
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch
+from tests.support.small import small_config
 
 JUDGE = 'evaluate.judges=[{name: "tests.support.rewards:brightness", label: bright}]'
 LABEL = "jpeg_compressibility"
 
 
-@pytest.fixture
-def context(make_config: Callable[..., RunConfig]) -> RunContext:
+@pytest.fixture(scope="module")
+def context(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """One epoch of two, evaluated before and after, each prompt list in two shards."""
-    found = prepare(make_config(JUDGE, "execution.rollout_batch_size=1", "evaluate.samples=6", "evaluate.images=6"))
+    settings = (JUDGE, "execution.rollout_batch_size=1", "evaluate.samples=6", "evaluate.images=6")
+    found = prepare(small_config(tmp_path_factory.mktemp("view"), tiny_base, *settings))
     evaluate(found, 0)
     run_epoch(found, 1)
     evaluate(found, 1)
@@ -103,3 +105,31 @@ def test_reading_writes_nothing(context: RunContext) -> None:
     view.samples(1), view.samples(1, evaluation=True), view.pictures(1), view.films(1)
     describe_run(context), compare(context, context), run_report(context)
     assert files() == before
+
+
+def scores(heldout: float | None, train: float) -> Figures:
+    lists = {"train": train} if heldout is None else {"heldout": heldout, "train": train}
+    return {split: {"a": {"mean": mean}, "judge": {"mean": 9.0}} for split, mean in lists.items()}
+
+
+def test_the_best_is_the_earliest_of_the_highest_on_held_out_prompts(make_config: Make) -> None:
+    config = make_config("rewards=[{name: jpeg_compressibility, label: a}]")
+    heldout = {0: scores(0.1, 0.9), 2: scores(0.5, 0.2), 4: scores(0.5, 0.8), 6: scores(0.4, 0.9)}
+    best = best_of(config, heldout)
+    assert best is not None
+    assert (best.epoch, best.reward, best.count) == (2, 0.5, 4)
+    assert str(best) == "mean a on held-out prompts 0.500, the highest of 4 evaluations"
+    alone = best_of(config, {0: scores(None, 0.1), 2: scores(None, 0.3)})
+    assert alone is not None
+    assert (alone.epoch, alone.figure) == (2, "mean a on train prompts")
+    assert best_of(config, {}) is None
+    assert best_of(config, {0: {"heldout": {"judge": {"mean": 1.0}}}}) is None
+
+
+def test_no_epoch_is_the_best_without_evaluations_or_below_the_base_model(make_config: Make) -> None:
+    context = prepare(make_config())
+    with pytest.raises(NotCommittedError, match=r"run 'small' has no evaluation.*small@EPOCH"):
+        best_epoch(context)
+    evaluate(context, 0)
+    with pytest.raises(NotCommittedError, match="is better than epoch 0, before training"):
+        best_epoch(context)

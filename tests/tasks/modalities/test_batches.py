@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -182,20 +180,6 @@ def test_transitions_row_by_row_and_padding(shards: list[TrajectoryShard]) -> No
     assert isinstance(without, TransitionBatch)
     assert without.old_means is None
     assert without.weights.tolist() == [1, 1, 1, 1]
-
-
-def test_the_mean_std_is_that_of_the_trained_steps(shards: list[TrajectoryShard]) -> None:
-    batch = transition_set(shards).batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2)
-    assert isinstance(batch, TransitionBatch)
-    # s sqrt(|dt|) with s = 0.7 sqrt(sigma / (1 - sigma)), and 0.8 for 1 in the denominator.
-    stds = [
-        0.7 * math.sqrt(sigma / (1 - min(sigma, 0.8))) * math.sqrt(sigma - following)
-        for sigma, following in itertools.pairwise(SIGMAS)
-    ]
-    # Groups a have steps 1 and 2, groups b 0 and 3: as many rows of each.
-    low, high = min(stds), max(stds)
-    assert low < float(batch.mean_std[0]) < high
-    assert batch.mean_std.tolist() == [float(batch.mean_std[0])] * 2
 
 
 def test_the_mean_std_of_nothing_is_one(shards: list[TrajectoryShard]) -> None:

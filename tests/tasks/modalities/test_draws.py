@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from flowmill.configs.errors import ConfigError, EngineError
-from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.models.engines.local import BOUNDS, LocalEngine, tolerance_of
 from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM
@@ -24,22 +21,14 @@ from flowmill.models.quickstart.characters import Characters, llama
 from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.modalities.tokens.exporting import write_model
 from flowmill.tasks.modalities.tokens.text import Stops
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from tests.support.inside import prepare, run_epoch, run_stage
-from tests.support.language_models import texts_data, write_language_model
+from tests.support.inside import prepare, run_epoch, run_stage, stored_shards, updates_of
+from tests.support.language_models import texts_config, write_language_model
 
 CPU = torch.device("cpu")
-
-
-def config_of(folder: Path, *overrides: str) -> RunConfig:
-    path = folder / "texts.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder)))
-    return load_config(path, overrides)
 
 
 def load(folder: Path, **settings: Any) -> CausalLM:
@@ -65,7 +54,7 @@ def disturb(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
 def test_a_sampler_that_differs_stops_the_stage_and_nothing_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rescore: bool
 ) -> None:
-    context = prepare(config_of(tmp_path, f"rollout.tokens.rescore={rescore}"))
+    context = prepare(texts_config(tmp_path, f"rollout.tokens.rescore={rescore}"))
     disturb(monkeypatch, 1.05)
     with pytest.raises(EngineError) as caught:
         roll_out(context)
@@ -81,7 +70,7 @@ def test_a_sampler_that_differs_stops_the_stage_and_nothing_is_stored(
 def test_rounding_stops_nothing_and_the_shard_says_what_attended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = prepare(config_of(tmp_path))
+    context = prepare(texts_config(tmp_path))
     disturb(monkeypatch, 1.00001)
     roll_out(context)
     ref = context.chain.require(1, "rollout").ref
@@ -99,7 +88,7 @@ def test_the_bound_is_that_of_what_computes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_attention_that_the_class_has_counts_for_no_identity(tmp_path: Path) -> None:
     found = []
     for name in ("null", "sdpa", "eager"):
-        config = config_of(tmp_path, f"model.attention={name}", f"store.root={tmp_path / name}")
+        config = texts_config(tmp_path, f"model.attention={name}", f"store.root={tmp_path / name}")
         check_config(config)
         context = prepare(config)
         roll_out(context)
@@ -109,12 +98,12 @@ def test_attention_that_the_class_has_counts_for_no_identity(tmp_path: Path) -> 
     assert len(set(found)) == 1
     for name, said in (("native", "does not exist"), ("flash_attention_2", "computes in bfloat16 and float16 only")):
         with pytest.raises(ConfigError, match=f"model.attention.* '{name}'.*{said}"):
-            check_config(config_of(tmp_path, f"model.attention={name}"))
+            check_config(texts_config(tmp_path, f"model.attention={name}"))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_rows_as_long_as_learned_positions_train(tmp_path: Path, algorithm: str) -> None:
-    config = config_of(tmp_path, "run.epochs=1", f"optimize.algorithm={algorithm}", "rollout.tokens.max_new=12")
+    config = texts_config(tmp_path, "run.epochs=1", f"optimize.algorithm={algorithm}", "rollout.tokens.max_new=12")
     tokenizer = character_tokenizer()
     longest = max(len(tokenizer(f"{a}+{b}=").input_ids) for a in range(1, 4) for b in range(8, 12))
     about = GPT2Config(
@@ -125,7 +114,7 @@ def test_rows_as_long_as_learned_positions_train(tmp_path: Path, algorithm: str)
     check_config(config)
     context = prepare(config)
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["replay_gap_max"] == 0.0
 
@@ -155,14 +144,14 @@ def test_special_tokens_stop_and_texts_without_them_stop_as_before(tmp_path: Pat
 
 
 def test_a_stop_text_that_is_a_special_token_ends_every_completion(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "rollout.tokens.stop=['9']", "rollout.tokens.max_new=24", "rollout.group_size=8")
+    config = texts_config(tmp_path, "rollout.tokens.stop=['9']", "rollout.tokens.max_new=24", "rollout.group_size=8")
     tokenizer = special(tmp_path / "lm")
     (nine,) = tokenizer.convert_tokens_to_ids(["9"])
     context = prepare(config)
     roll_out(context)
     rows = [
         shard.array("tokens", row)[shard.array("token_mask", row).astype(bool)].tolist()
-        for shard in shards_of(context.store, context.chain.require(1, "rollout").ref)
+        for shard in stored_shards(context, 1, "rollout")
         for row in range(shard.table.num_rows)
     ]
     hit = [row for row in rows if nine in row]
@@ -218,7 +207,7 @@ def test_every_end_of_the_run_ends_the_exported_models_texts(tmp_path: Path) -> 
 
 
 def test_the_cards_call_draws_from_the_plain_softmax_and_stops_where_the_run_does(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "run.epochs=1", "rollout.tokens.stop=['9', '4']")
+    config = texts_config(tmp_path, "run.epochs=1", "rollout.tokens.stop=['9', '4']")
     # transformers tries its own letters on a tokenizer that stop texts are looked for with.
     known = Characters("0123456789+=abcdef")
     llama(0, vocabulary=21, positions=64, layers=2).save_pretrained(tmp_path / "lm")

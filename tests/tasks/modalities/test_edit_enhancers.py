@@ -17,7 +17,6 @@ from flowmill.configs.errors import FlowmillError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.quickstart.tiny import build_tiny
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.metrics.samples import artifact_table, media_of
@@ -25,7 +24,7 @@ from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.estimate import _prompt_tokens
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.specs.plan import RunPlan
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run, train
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_rows, stage_run, train
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data
 
@@ -87,7 +86,7 @@ def test_texts_edit_the_images_that_the_policy_saw(klein: Path, tmp_path: Path) 
         # Decoders round differently in batches.
         np.testing.assert_allclose(media[row["sample_id"]].astype(int), (edited * 255).round(), rtol=0, atol=1)
     assert sorted({len(json.loads(row["metadata"])["image_xxh3"].split(",")) for row in rows}) == [1, 2]
-    scores = read_rows(context.store, context.chain.require(1, "score", "image_similarity").ref)
+    scores = stage_rows(context, 1, "score", "image_similarity")
     assert len(set(scores.column("reward").to_pylist())) == 4
     sample = rows[0]["sample_id"]
     np.testing.assert_array_equal(

@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from flowmill.configs.errors import ConfigError, EngineError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.engines import Engine, engine_of
-from tests.support.inside import make_stage, prepare, run_epoch
-from tests.support.language_models import texts_data, write_language_model
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage, stored_shards, updates_of
+from tests.support.language_models import texts_config, write_language_model
 
 
 @pytest.fixture
@@ -32,13 +29,13 @@ def server(tmp_path: Path) -> Iterator[Engine]:
 
 def config_of(folder: Path, server: Engine, /, *overrides: str, **options: Any) -> RunConfig:
     about = {"endpoint": server.url, "model": "tiny", "patience_s": 0.0, "tolerance": 0.001, **options}
-    data = texts_data(folder, tokens={"max_new": 4, "engine": {"name": "openai", "options": about}})
-    (folder / "texts.yaml").write_text(yaml.safe_dump(data))
-    return load_config(folder / "texts.yaml", overrides)
+    engine = {"name": "openai", "options": about}
+    (folder / "texts.yaml").unlink(missing_ok=True)
+    return texts_config(folder, *overrides, tokens={"max_new": 4, "engine": engine})
 
 
 def rollout(context: RunContext, epoch: int = 1) -> None:
-    StageRun(make_stage(context, "rollout", epoch)).execute()
+    run_stage(context, "rollout", epoch)
 
 
 def committed(context: RunContext) -> int:
@@ -58,7 +55,7 @@ def test_a_server_draws_what_is_trained_with_ratios_of_1_and_gets_the_weights(tm
             make_stage(context, "rollout", epoch).load()
             assert len(server.loaded) == 2
         run_epoch(context, epoch)
-        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        updates = updates_of(context, epoch)
         assert updates[0]["ratio_mean"] == 1.0
         assert updates[0]["replay_gap_max"] == 0.0
         assert updates[0]["sampler_gap"] == pytest.approx(5e-4, abs=1e-5)
@@ -68,7 +65,7 @@ def test_a_server_draws_what_is_trained_with_ratios_of_1_and_gets_the_weights(tm
     drawn = [each for each in server.requests if each["max_tokens"] == 4]
     seeds = set()
     for epoch in (1, 2):
-        for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref):
+        for shard in stored_shards(context, epoch, "rollout"):
             seeds |= set(shard.table.column("seed").to_pylist())
     assert seeds == {each["seed"] for each in drawn}
     assert len(seeds) == len(drawn) == 32
@@ -137,11 +134,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, server: 
         config_of(tmp_path, server, endpoint="http://me:secret@host/v1")
     with pytest.raises((ConfigError, ValidationError), match="holds a password"):
         config_of(tmp_path, server, reload="http://me:secret@host/reload")
-    brought = {"folder": str(tmp_path / "weights")}
-    with pytest.raises(ConfigError, match=r"made by several independent processes, .* Set execution\.processes to 1"):
-        check_config(config_of(tmp_path, server, "execution.processes=2", **brought))
-    with pytest.raises(ConfigError, match=r"rescore is false, but .* 'openai' draws with kernels"):
-        check_config(config_of(tmp_path, server, "rollout.tokens.rescore=false"))
     with pytest.raises(ConfigError, match="'modle'"):
         check_config(config_of(tmp_path, server, modle="x"))
 

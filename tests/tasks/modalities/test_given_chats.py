@@ -7,22 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError, DataError
-from flowmill.configs.load import load_config
+from flowmill.configs.load import parse_config
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.text.continuations import part_text
 from flowmill.tasks.inputs.chats import Message
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.data_rows import read_data_rows
 from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
-from flowmill.tasks.specs.graph import Node
 from tests.models.text.test_control_tokens import HOSTILE, tokenizer
 from tests.support.given import write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, stored_shards, updates_of
 from tests.support.language_models import texts_data
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>\n{% endfor %}"
@@ -183,17 +180,13 @@ def test_chats_are_trained_on(tmp_path: Path) -> None:
     data["optimize"] = {"learning_rate": 1e-3, "algorithm": "sft", "updates_per_epoch": 1}
     turns = "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
     (tmp_path / "lm" / "chat_template.jinja").write_text(f"{{% for m in messages %}}{turns}{{% endfor %}}")
-    path = tmp_path / "chats.yaml"
-    path.write_text(yaml.safe_dump(data))
-    context = prepare(load_config(path))
+    context = prepare(parse_config(data, where="here"))
     evaluate(context, 0)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-    updates = [context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2)]
+    updates = [updates_of(context, epoch)[0] for epoch in (1, 2)]
     assert updates[1]["loss"] < updates[0]["loss"]
-    ref = context.chain.ref(Node(0, "ingest"))
-    (record,) = context.store.shards(ref)
-    shard = open_trajectory_store(context.config.rollout.store).open(context.store.files(ref, record))
+    (shard,) = stored_shards(context, 0, "ingest")
     assert shard.table.column("prompt").to_pylist() == [chat[0][0] for chat in chats]
     assert shard.text(0) == "assistant: 4\n\nuser: 1+1=\n\nassistant: 2"
     tokens, mask = shard.array("tokens", 0).tolist(), shard.array("token_mask", 0).tolist()

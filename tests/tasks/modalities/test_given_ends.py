@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flowmill.configs.errors import ConfigError, DataError
-from flowmill.configs.load import load_config
+from flowmill.configs.load import parse_config
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.policies.language_model_folders import stated_ends
 from flowmill.tasks.inputs.chats import Message
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
-from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages import ingest
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.given import write_jsonl
-from tests.support.inside import prepare
+from tests.support.inside import prepare, stored_shards
 from tests.support.language_models import texts_data
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<image>\n{% endfor %}"
@@ -95,16 +92,12 @@ def given(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> Any:
     config["prompts"] = {"heldout": config["prompts"]["heldout"]}
     config["rollout"]["tokens"]["max_new"] = 6
     config["optimize"] = {"algorithm": "sft"}
-    path = tmp_path / "given.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return load_config(path)
+    return parse_config(config, where="here")
 
 
 def test_stored_texts_are_without_the_end_that_was_written(tmp_path: Path) -> None:
     context = prepare(given(tmp_path, [{"prompt": "1+1=", "text": "2<eos>"}, {"prompt": "1+2=", "text": "3"}]))
-    ref = context.chain.ref(Node(0, "ingest"))
-    (record,) = context.store.shards(ref)
-    shard = open_trajectory_store(context.config.rollout.store).open(context.store.files(ref, record))
+    (shard,) = stored_shards(context, 0, "ingest")
     assert [shard.text(row) for row in range(2)] == ["2", "3"]
     assert [shard.array("token_mask", row).sum() for row in range(2)] == [2, 2]
 

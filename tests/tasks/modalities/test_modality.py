@@ -9,7 +9,6 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.maintenance.verify import verify_store
@@ -80,11 +79,6 @@ def test_its_samples_depend_on_neither_shards_nor_restarts(tmp_path: Path) -> No
         found.append(dict(zip(ids, log_probs, strict=True)))
     assert found[0] == found[1]
     assert len(found[0]) == 64
-
-
-def test_an_algorithm_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'grpo' trains policies of the kind 'diffusion', but"):
-        check_config(config_of(tmp_path, "optimize.algorithm={name: grpo}"))
 
 
 @pytest.mark.campaign

@@ -39,8 +39,17 @@ from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.specs.graph import RENDERER, Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, evaluation_texts, make_stage, prepare, run_epoch, train
+from tests.support.inside import (
+    Make,
+    evaluate,
+    evaluation_texts,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    stage_run,
+    train,
+)
 from tests.support.language_models import drawn_texts_data
 
 REWARD = "jpeg_compressibility"
@@ -119,7 +128,7 @@ def test_what_is_drawn_already_is_scored_anew_and_what_is_written_drawn_anew(tin
         context = prepare(config_of(tmp_path, tiny_base, f"run.name=other{number}", override))
         slot = context.config.rewards[0].slot
         for node in (Node(1, "rollout"), Node(1, "render"), Node(1, "score", slot)):
-            run = StageRun(make_stage(context, node.stage, 1, node.slot))
+            run = stage_run(context, node.stage, 1, node.slot)
             assert (run.pending() == []) == (node.stage in same), (override, node)
             run.execute()
     assert plain.store.root.list("bases"), "and all draw with one model"
@@ -161,13 +170,13 @@ def test_what_an_interrupted_stage_has_drawn_stays_and_the_rest_is_equal(tiny_ba
     manifests = []
     for name in ("whole", "stopped"):
         context = prepare(config_of(tmp_path, tiny_base, f"store.root={tmp_path / name}"))
-        StageRun(make_stage(context, "rollout", 1)).execute()
-        run = StageRun(make_stage(context, "render", 1))
+        run_stage(context, "rollout", 1)
+        run = stage_run(context, "render", 1)
         if name == "stopped":
             first, *_ = run.pending()
             run.run_shard(first)
             context = prepare(context.config)
-            run = StageRun(make_stage(context, "render", 1))
+            run = stage_run(context, "render", 1)
             assert [shard.name for shard in run.pending()] == ["000002-000004"]
         manifest = run.execute()
         assert manifest is not None
@@ -190,31 +199,7 @@ def test_the_model_that_draws_is_loaded_once_and_leaves_when_told(tiny_base: Pat
     assert host.renderer.loaded() == 0
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rewards=[{name: lexicon}]",), "'lexicon' scores texts, but with a section 'render' .* Set its 'reads'"),
-        (
-            ("rewards=[{name: jpeg_incompressibility}, {name: jpeg_compressibility, reads: texts}]",),
-            "scores images, but model.policy 'causal_lm' makes",
-        ),
-        (("rewards.0.reads=texts", "rewards.0.name=tests.support.language_models:coin"), "so nothing looks at them"),
-        (("render.model.lora={rank: 2, alpha: 2}",), "render.model.lora is set, but that model is never trained"),
-        (("render.model.frames=5",), "render.model.frames is set"),
-        (("render.model.policy=flux1_kontext",), "render: .*'flux1_kontext' starts from images, but prompts.image is"),
-        (("render.model.policy=causal_lm",), "'causal_lm' cannot draw texts"),
-        (("render.model.height=15",), "render: .*height"),
-        (("render=null", "rewards=[{name: lexicon}]"), "has reads 'texts', .* no section 'render'"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(
-    tiny_base: Path, tmp_path: Path, overrides: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, tiny_base, *overrides))
-
-
-def test_a_model_of_images_draws_nothing_of_others(make_config: Callable[..., RunConfig]) -> None:
+def test_a_model_of_images_draws_nothing_of_others(make_config: Make) -> None:
     config = make_config()
     render = RenderSection(model=config.model)
     with pytest.raises(ConfigError, match=r"render draws texts, but model\.policy 'sd3' writes none"):

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
-from flowmill.configs.errors import ConfigError
-from flowmill.configs.load import load_config
 from flowmill.configs.registry import create, resolve
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.maths.sampling import grid_at
@@ -26,14 +24,11 @@ from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.algorithms import ALGORITHMS
 from flowmill.tasks.algorithms.base import Algorithm, ForwardTimes, Requirements
-from flowmill.tasks.algorithms.checks import check_replay
 from flowmill.tasks.algorithms.diffusion import DiffusionModels
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.modalities.diffusion.replay import recompute
 from flowmill.tasks.modalities.diffusion.sample_sets import ForwardSet, SampleSet, TransitionSet
 from flowmill.tasks.modalities.proximal import RowFile, importance_weights
 from flowmill.tasks.training.metrics import RowFigures, entry
-from tests.conftest import ROOT
 from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 
@@ -323,29 +318,3 @@ def test_groups_without_advantages_are_kept_for_a_kl_alone(tmp_path: Path) -> No
     samples = forward_samples(tmp_path, [0.0, 0.0, 0.0, 1.0, 0.0, -1.0])
     assert members(samples, Requirements(unit="group")) == [[3, 4, 5]]
     assert members(samples, Requirements(unit="group", zero_advantages=True)) == [[0, 1, 2], [3, 4, 5]]
-
-
-def check_replay_of(preset: str, *overrides: str) -> None:
-    config = load_config(ROOT / "configs" / preset, overrides)
-    chosen = config.optimize.algorithm
-    algorithm: Algorithm = create(ALGORITHMS, chosen.name, chosen.options, label="optimize.algorithm")
-    check_replay(config, algorithm.requires)
-
-
-@pytest.mark.parametrize("name", ["nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram"])
-def test_replay_of_steps_is_refused_where_none_are_trained(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"optimize\.replay\.steps .*'{name}' noises final latents"):
-        check_replay_of(f"digits_{name}.yaml", "optimize.replay={epochs: 1, steps: 2}")
-    check_replay_of(f"digits_{name}.yaml", "optimize.replay={epochs: 1, share: 0.5}")
-
-
-def test_replay_of_all_steps_is_refused_where_some_were_to_be_left_out() -> None:
-    with pytest.raises(ConfigError, match=r"but rollout.steps is 8, so no step would be left out"):
-        check_replay_of("digits.yaml", "optimize.replay={epochs: 1, steps: 8}")
-    check_replay_of("digits.yaml", "optimize.replay={share: 0.5, steps: 7}")
-
-
-def test_check_looks_at_advantages_and_replay() -> None:
-    for override in ("optimize.replay={steps: 50}", "advantage={mean: leave_one_out}"):
-        with pytest.raises(ConfigError, match=r"(optimize\.replay\.steps|advantage\.mean) is"):
-            check_config(load_config(ROOT / "configs" / "digits.yaml", [override]), rewards=False)

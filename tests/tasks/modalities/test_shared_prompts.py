@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import BloomConfig, LlamaConfig, MistralConfig, Qwen2Config
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.models.maths.shared_prompts import SharedWidths, share_prompts
 from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM, TrainableLM
@@ -27,7 +24,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.modalities.tokens import sample_sets
 from flowmill.tasks.runs.context import RunContext
 from tests.support.inside import prepare, run_epoch
-from tests.support.language_models import texts_data, write_language_model
+from tests.support.language_models import texts_config, write_language_model
 
 SHARED = "optimize.shared_prompts=true"
 #: Tokens of the prompt of each group, and of its completions.
@@ -123,13 +120,6 @@ def test_a_group_of_four_has_about_half_of_the_tokens() -> None:
     assert packed.ids.numel() / ids.numel() == 5 / 8
 
 
-def config_of(folder: Path, *overrides: str) -> RunConfig:
-    path = folder / "texts.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder)))
-    return load_config(path, overrides)
-
-
 def trained(context: RunContext, epochs: int = 1) -> dict[str, torch.Tensor]:
     for epoch in range(1, epochs + 1):
         run_epoch(context, epoch)
@@ -151,9 +141,9 @@ def trained(context: RunContext, epochs: int = 1) -> dict[str, torch.Tensor]:
 def test_a_run_that_shares_prompts_trains_the_same_policy(tmp_path: Path, settings: tuple[str, ...]) -> None:
     # One update of the whole epoch, so that the order of rows does not matter.
     given = (*settings, "optimize.updates_per_epoch=1", "run.epochs=1")
-    config = config_of(tmp_path, *given, SHARED, "run.name=shared", f"store.root={tmp_path / 'other'}")
+    config = texts_config(tmp_path, *given, SHARED, "run.name=shared", f"store.root={tmp_path / 'other'}")
     check_config(config)
-    apart, together = trained(prepare(config_of(tmp_path, *given))), trained(prepare(config))
+    apart, together = trained(prepare(texts_config(tmp_path, *given))), trained(prepare(config))
     moved = max(float((apart[name] - each).abs().max()) for name, each in _base(tmp_path).items())
     off = max(float((apart[name] - each).abs().max()) for name, each in together.items())
     assert moved > 5e-4, "the update did something"
@@ -168,7 +158,7 @@ def _base(folder: Path) -> dict[str, torch.Tensor]:
 def test_results_depend_neither_on_shards_nor_on_a_restart(tmp_path: Path, algorithm: str) -> None:
     found = []
     for name, shards in (("two", 2), ("one", 1)):
-        config = config_of(
+        config = texts_config(
             tmp_path,
             SHARED,
             f"optimize.algorithm={algorithm}",
@@ -210,6 +200,6 @@ def test_training_packs_the_rows_of_a_batch_alone(tmp_path: Path, monkeypatch: p
         return found
 
     monkeypatch.setattr(sample_sets, "share_prompts", counted)
-    trained(prepare(config_of(tmp_path, SHARED, "optimize.algorithm=dpo")))
+    trained(prepare(texts_config(tmp_path, SHARED, "optimize.algorithm=dpo")))
     assert shapes
     assert all(found == expected for found, expected in shapes)

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from streamlit.testing.v1 import AppTest
 
 import flowmill
 from flowmill.configs.escaping import visible
-from flowmill.configs.load import load_config
 from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.dataset import export_run
@@ -24,7 +22,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, evaluation_texts, prepare, run_epoch
-from tests.support.language_models import texts_data
+from tests.support.language_models import texts_config
 
 PAGE = str(ROOT / "flowmill" / "explorer" / "page.py")
 
@@ -32,9 +30,7 @@ PAGE = str(ROOT / "flowmill" / "explorer" / "page.py")
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """An epoch, evaluated before and after."""
-    folder = tmp_path_factory.mktemp("texts")
-    (folder / "texts.yaml").write_text(yaml.safe_dump(texts_data(folder)))
-    context = prepare(load_config(folder / "texts.yaml", ["run.epochs=1"]))
+    context = prepare(texts_config(tmp_path_factory.mktemp("texts"), "run.epochs=1"))
     evaluate(context, 0)
     run_epoch(context, 1)
     evaluate(context, 1)

@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, PreTrainedTokenizerFast
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.maths.generation import TokenSampling, generate, reading_once
 from flowmill.models.maths.tokens import Widths, draw, token_log_probs
@@ -29,31 +26,31 @@ from flowmill.models.policies.parts import Part
 from flowmill.models.quickstart.addition import character_tokenizer
 from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.notes import cut_notes
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics.evaluations import evaluation_figures
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
-from tests.support.language_models import texts_data, write_language_model
-
-
-def config_of(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
-    path = folder / "texts.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder, **rollout)))
-    return load_config(path, overrides)
+from tests.support.inside import (
+    collect,
+    evaluate,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stored_shards,
+    training_data,
+    updates_of,
+)
+from tests.support.language_models import texts_config, write_language_model
 
 
 def samples_of(context: RunContext, epoch: int) -> dict[str, tuple[str, str, list[int], list[float]]]:
     found = {}
-    for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref):
+    for shard in stored_shards(context, epoch, "rollout"):
         for row in range(shard.table.num_rows):
             about = shard.table.slice(row, 1).to_pylist()[0]
             tokens = shard.array("tokens", row).tolist()
@@ -261,10 +258,10 @@ def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1
     found, updates = [], []
     for rescore in (True, False):
         settings = (f"store.root={tmp_path / str(rescore)}", f"rollout.tokens.rescore={rescore}")
-        context = prepare(config_of(tmp_path, *settings))
+        context = prepare(texts_config(tmp_path, *settings))
         run_epoch(context, 1)
         found.append(samples_of(context, 1))
-        updates.append(context.store.require(context.policy_ref(1)).summary["updates"][0])
+        updates.append(updates_of(context, 1)[0])
     assert found[0].keys() == found[1].keys()
     for name, (*drawn, log_probs) in found[0].items():
         assert drawn == list(found[1][name][:3])
@@ -275,19 +272,19 @@ def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1
 
 
 def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_them(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = texts_config(tmp_path)
     check_config(config)
     context = prepare(config)
     evaluate(context, 0)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        updates = updates_of(context, epoch)
         assert updates[0]["ratio_mean"] == 1.0
         assert updates[0]["replay_gap_max"] == 0.0, "stored log-probs are those that training computes"
         assert updates[0]["sampler_gap"] < 1e-5
     evaluate(context, 2)
     assert evaluation_figures(context.chain, 2)["heldout"].keys() == {config.rewards[0].slot}
-    StageRun(make_stage(context, "export", 2)).execute()
+    run_stage(context, "export", 2)
     folder = exported_folder(context.store, context.chain.target(Node(2, "export")))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -310,7 +307,7 @@ def test_texts_depend_on_neither_shards_nor_micro_batches(tmp_path: Path) -> Non
         ("one", ("rollout.groups_per_shard=1", "execution.micro_batch_size=16")),
         ("two", ("rollout.groups_per_shard=4", "execution.micro_batch_size=4")),
     ):
-        context = prepare(config_of(tmp_path, f"store.root={tmp_path / name}", *settings))
+        context = prepare(texts_config(tmp_path, f"store.root={tmp_path / name}", *settings))
         run_epoch(context, 1)
         found.append(samples_of(context, 1))
         record = context.store.shards(context.policy_ref(1))[0]
@@ -324,47 +321,30 @@ def test_texts_depend_on_neither_shards_nor_micro_batches(tmp_path: Path) -> Non
 def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, normalization: str) -> None:
     options = f"{{name: grpo, options: {{normalization: {normalization}, kl_coef: 0.1}}}}"
     lora = "model.lora={rank: 2, alpha: 4}"
-    context = prepare(config_of(tmp_path, lora, f"optimize.algorithm={options}", "optimize.learning_rate=1e-2"))
+    context = prepare(texts_config(tmp_path, lora, f"optimize.algorithm={options}", "optimize.learning_rate=1e-2"))
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["kl"] == pytest.approx(0, abs=1e-6), "fresh adapters change nothing yet"
     assert updates[1]["kl"] > 0
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "advantage"),
-    [("{name: dr_grpo, options: {constant: 4}}", "{std: none}"), ("{name: rloo}", "{std: none, mean: leave_one_out}")],
-)
-def test_algorithms_with_advantages_of_their_own_train_from_ratios_of_1(
-    tmp_path: Path, algorithm: str, advantage: str
-) -> None:
-    config = config_of(tmp_path, f"optimize.algorithm={algorithm}", f"advantage={advantage}")
-    check_config(config)
-    context = prepare(config)
-    run_epoch(context, 1)
-    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
-    assert first["ratio_mean"] == 1.0
-    with pytest.raises(ConfigError, match=r"is defined with '\w+'\. Set advantage\.std to 'none'"):
-        check_config(config_of(tmp_path, f"optimize.algorithm={algorithm}"))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(tmp_path: Path, algorithm: str) -> None:
     replay = "optimize.replay={epochs: 1, max_importance: 50}"
-    config = config_of(tmp_path, replay, f"optimize.algorithm={algorithm}", "optimize.learning_rate=0.01")
+    config = texts_config(tmp_path, replay, f"optimize.algorithm={algorithm}", "optimize.learning_rate=0.01")
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-    first = context.store.require(context.policy_ref(2)).summary["updates"][0]
+    first = updates_of(context, 2)[0]
     assert first["ratio_mean"] == 1.0, "stale rows too are clipped around the policy the epoch starts from"
     assert first["importance"] != 1.0
     assert 0 < first["effective_samples"] <= 1
     stage = make_stage(context, "optimize", 2)
     held: Any = stage.host.trainable(context.policy_ref(1))
-    samples: Any = TrainingData(context, stage.policy_kind, 2, stage.inputs()).samples(stage.host)
-    requires = TrainingData(context, stage.policy_kind, 2, stage.inputs()).algorithm.requires
-    stale = samples.stale(requires)
+    data = training_data(context, 2)
+    samples: Any = data.samples(stage.host)
+    stale = samples.stale(data.algorithm.requires)
     assert len(stale) > 0
     section = config.optimize.replay
     assert section is not None
@@ -382,21 +362,17 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(t
         np.testing.assert_array_equal(stored, samples.reader.log_probs[sample])
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: Path, algorithm: str) -> None:
+def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: Path) -> None:
     replayed = []
     for share in (1.0, 0.25):
-        settings = (f"optimize.algorithm={algorithm}", f"optimize.replay={{epochs: 1, share: {share}}}")
-        config = config_of(tmp_path, *settings, f"run.name=run-{share}")
+        settings = (f"optimize.replay={{epochs: 1, share: {share}}}",)
+        config = texts_config(tmp_path, *settings, f"run.name=run-{share}")
         check_config(config)
         context = prepare(config)
         run_epoch(context, 1)
-        for name, slot in (("rollout", ""), ("score", config.rewards[0].slot), ("value", ""), ("advantage", "")):
-            if name != "value" or algorithm == "ppo":
-                StageRun(make_stage(context, name, 2, slot)).execute()
-        stage = make_stage(context, "optimize", 2)
-        data = TrainingData(context, stage.policy_kind, 2, stage.inputs())
-        samples = data.samples(stage.host)
+        collect(context, 2)
+        data = training_data(context, 2)
+        samples = data.samples(session_of(context).host)
         rows = np.concatenate([units.rows for units in data.plan(samples)])
         replayed.append(int((samples.reader.epochs[rows[:, 0]] == 1).sum()))
     assert 0 < replayed[1] <= 4 < replayed[0]
@@ -404,19 +380,18 @@ def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: P
 
 def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Path) -> None:
     settings = ("optimize.algorithm=dpo", "optimize.replay={epochs: 1}", "optimize.learning_rate=0.01")
-    config = config_of(tmp_path, *settings)
+    config = texts_config(tmp_path, *settings)
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2):
         run_epoch(context, epoch)
-    first, second = (context.store.require(context.policy_ref(epoch)).summary["updates"] for epoch in (1, 2))
+    first, second = (updates_of(context, epoch) for epoch in (1, 2))
     assert first[0]["loss"] == pytest.approx(np.log(2)), "before the first update the policy is the base model"
     assert first[0]["margin"] == 0.0
     assert second[-1]["margin"] > 0
     assert second[-1]["loss"] < np.log(2)
-    stage = make_stage(context, "optimize", 2)
-    data = TrainingData(context, stage.policy_kind, 2, stage.inputs())
-    samples = data.samples(stage.host)
+    data = training_data(context, 2)
+    samples = data.samples(session_of(context).host)
     rows = np.concatenate([units.rows for units in data.plan(samples)])
     assert set(samples.reader.epochs[rows[:, 0]].tolist()) == {1, 2}
     assert all(size == 2 for units in data.plan(samples) for size in units.sizes)
@@ -424,41 +399,17 @@ def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Pa
 
 def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
     tis = "optimize.algorithm={name: grpo, options: {tis: 2.0}}"
-    config = config_of(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01", tis)
+    config = texts_config(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01", tis)
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-        first = context.store.require(context.policy_ref(epoch)).summary["updates"][0]
+        first = updates_of(context, epoch)[0]
         assert first["ratio_mean"] == 1.0
         assert ("importance" in first) == (epoch > 1)
         # The sampler had the parameters of the policy that made the texts, not of the one that the epoch starts from.
         assert first["sampler_gap"] < 1e-5
         assert first["tis"] == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("optimize.algorithm={name: nft}", "optimize.algorithm 'nft' does not exist"),
-        ("rewards=[{name: jpeg_compressibility}]", "scores images, but model.policy 'causal_lm' makes texts"),
-        ("optimize.replay={epochs: 1, steps: 1}", "optimize.replay.steps is 1, but a text is one row"),
-        ("[rollout.tokens.rescore=false, model.dtype=bfloat16]", "rescore is false, but with model.dtype 'bfloat16'"),
-        ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
-        ("[optimize.algorithm=dpo, execution.micro_batch_size=1]", "best and worst sample in one forward, but"),
-        ("[optimize.algorithm=dpo, advantage.estimator=rloo]", "rloo', but .* 'dpo' compares whole samples"),
-    ],
-)
-def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, *(yaml.safe_load(override) if override.startswith("[") else [override])))
-
-
-def test_a_local_model_has_no_notes_of_prompts_that_encoders_cut_off(tmp_path: Path) -> None:
-    write_language_model(tmp_path / "lm")
-    config = config_of(tmp_path)
-    assert config.model.path is not None
-    assert cut_notes(RunPlan(config)) == []
 
 
 def test_prompts_are_cut_on_the_left_or_refused() -> None:
@@ -507,7 +458,7 @@ def test_a_tokenizer_that_adds_tokens_when_it_is_loaded_is_named_with_a_remedy_t
 
 
 def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Path) -> None:
-    section, config = TokensSection(template_date=date(2024, 7, 26)), config_of(tmp_path)
+    section, config = TokensSection(template_date=date(2024, 7, 26)), texts_config(tmp_path)
     about = RunPlan(config).kind_spec.rollout_options(RunPlan(config))["tokens"]
     assert "template_date" not in about
     dated = config.model_copy(update={"rollout": config.rollout.model_copy(update={"tokens": section})})
@@ -516,7 +467,7 @@ def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Pat
 
 
 def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = texts_config(tmp_path)
     folder = Path(str(config.model.path))
     tokenizer = character_tokenizer()
     tokenizer.chat_template = "{{ strftime_now('%H') }}{{ messages[-1].content }}"
@@ -528,11 +479,9 @@ def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> No
 def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: Path) -> None:
     from flowmill.tasks.modalities.rows import Units
 
-    context = prepare(config_of(tmp_path))
-    for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
-        StageRun(make_stage(context, name, 1, slot)).execute()
-    stage = make_stage(context, "optimize", 1)
-    samples = TrainingData(context, stage.policy_kind, 1, stage.inputs()).samples(stage.host)
+    context = prepare(texts_config(tmp_path))
+    collect(context)
+    samples = training_data(context).samples(session_of(context).host)
     rows = np.stack([np.arange(6), np.zeros(6, np.int64)], 1)
     samples.begin_update(Units(rows, np.arange(7)))
     counts = samples.reader.log_probs.sizes[:6]
@@ -542,7 +491,7 @@ def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: P
 
 
 def test_a_tokenizer_of_another_model_is_refused_before_any_work(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = texts_config(tmp_path)
     check_config(config)
     other = character_tokenizer()
     other.add_tokens(["<think>", "</think>"])
@@ -551,14 +500,9 @@ def test_a_tokenizer_of_another_model_is_refused_before_any_work(tmp_path: Path)
         check_config(config)
 
 
-@pytest.mark.parametrize(("algorithm", "works"), [("grpo", False), ("ppo", True), ("reinforce_plus_plus", True)])
-def test_one_sample_per_group_is_refused_where_groups_are_compared(tmp_path: Path, algorithm: str, works: bool) -> None:
-    config = config_of(tmp_path, "rollout.group_size=1", f"optimize.algorithm={algorithm}")
-    if works:
-        check_config(config)
-        return
-    with pytest.raises(ConfigError, match=r"rollout.group_size is 1, but .* compares 2 completions or more"):
-        check_config(config)
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_plus_plus"])
+def test_one_sample_per_group_is_enough_where_groups_are_not_compared(tmp_path: Path, algorithm: str) -> None:
+    check_config(texts_config(tmp_path, "rollout.group_size=1", f"optimize.algorithm={algorithm}"))
 
 
 def test_a_text_that_ends_at_once_is_empty_and_its_end_is_trained(policy: CausalLM) -> None:
@@ -574,7 +518,7 @@ def test_a_text_that_ends_at_once_is_empty_and_its_end_is_trained(policy: Causal
 
 
 def test_a_model_without_a_padding_token_trains(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "run.epochs=1")
+    config = texts_config(tmp_path, "run.epochs=1")
     plain = character_tokenizer()
     plain.pad_token = None
     plain.save_pretrained(tmp_path / "lm")
@@ -582,7 +526,7 @@ def test_a_model_without_a_padding_token_trains(tmp_path: Path) -> None:
     context = prepare(config)
     assert padding_of(context) is None
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["ratio_mean"] == 1.0
 
 

@@ -21,7 +21,6 @@ from flowmill.models.rewards.base import declare
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.trajectories.base import Sample
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
 from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
@@ -35,7 +34,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_run
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_rows, stage_run, summary_of
 from tests.support.language_models import drawn_texts_data
 from tests.support.vision_classes import drawn_vision_data
 
@@ -64,7 +63,7 @@ def samples(context: RunContext, stage: str, turn: int) -> dict[str, Sample]:
 
 
 def scores_of(context: RunContext, slot: str) -> dict[str, float | None]:
-    rows = read_rows(context.store, context.chain.require(1, "score", slot).ref).to_pylist()
+    rows = stage_rows(context, 1, "score", slot).to_pylist()
     return {row["sample_id"]: row["reward"] for row in rows}
 
 
@@ -104,7 +103,7 @@ def test_a_conversation_goes_on_until_a_text_ends_it(tiny_base: Path, tmp_path: 
     assert [name for name, value in scores_of(context, "level#2").items() if value is not None] == [
         name for name in drawn if turn_in(images[2][name].metadata) == 2
     ]
-    earned = read_rows(context.store, context.chain.require(1, "advantage").ref).to_pylist()
+    earned = stage_rows(context, 1, "advantage").to_pylist()
     expected = {name: value - 0.5 * (drawn[name] - 1) for name, value in scored.items() if value is not None}
     assert {row["sample_id"]: row["reward"] for row in earned} == pytest.approx(expected, rel=1e-6)
     _check_shown(context, lengths)
@@ -191,7 +190,7 @@ def test_a_model_sees_the_images_of_earlier_turns(tiny_base: Path, tmp_path: Pat
     check_config(config)
     context = prepare(config)
     run_epoch(context, 1)
-    (first, *_) = context.store.require(context.chain.require(1, "optimize").ref).summary["updates"]
+    (first, *_) = summary_of(context, 1, "optimize")["updates"]
     assert first["replay_gap_max"] == first["ratio_std"] == 0.0
     read = read_prompts(context)
     pictures = read.prompts.pictures
@@ -237,23 +236,10 @@ def test_two_ranks_see_as_one(tiny_base: Path, tmp_path: Path, flowmill: Callabl
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("render.turns.by=digits",), "the rewards and monitors of images are: level"),
-        (("optimize.shared_prompts=true",), "optimize.shared_prompts is true, but with render.turns"),
-        (("render.turns.comment_tokens=64",), r"a conversation may have \d+ tokens, but the model takes 64"),
-        (("render.turns.comment=''",), "render.turns.comment is empty"),
-        (("render.turns.sees=images",), "model.policy 'causal_lm' reads texts alone"),
-        (("prompts.train={folder}/turned.jsonl",), "prompts.train has a column 'render_turn'"),
-    ],
-)
-def test_turns_that_cannot_work_are_refused(
-    tiny_base: Path, tmp_path: Path, overrides: tuple[str, ...], said: str
-) -> None:
+def test_prompts_cannot_say_which_turn_they_are(tiny_base: Path, tmp_path: Path) -> None:
     (tmp_path / "turned.jsonl").write_text('{"prompt": "1+2=", "answer": "3", "render_turn": 2}\n')
-    with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, tiny_base, *(each.format(folder=tmp_path) for each in overrides)))
+    with pytest.raises(ConfigError, match=r"prompts\.train has a column 'render_turn'"):
+        check_config(config_of(tmp_path, tiny_base, f"prompts.train={tmp_path}/turned.jsonl"))
 
 
 def test_a_stage_has_the_turns_of_its_run(tiny_base: Path, tmp_path: Path) -> None:

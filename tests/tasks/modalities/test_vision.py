@@ -23,13 +23,12 @@ from flowmill.models.policies.vision_lm import VisionLM
 from flowmill.models.rewards.base import declare
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.metrics.tracked import evaluation_content
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stored_shards, updates_of
 from tests.support.vision_classes import vision_data
 
 
@@ -43,15 +42,9 @@ def config_of(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
 def texts_of(context: RunContext, epoch: int) -> dict[str, Any]:
     return {
         name: (shard.text(row), shard.array("tokens", row).tolist(), shard.table["log_probs"][row].as_py())
-        for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref)
+        for shard in stored_shards(context, epoch, "rollout")
         for row, name in enumerate(shard.table["sample_id"].to_pylist())
     }
-
-
-def updates_of(context: RunContext, epoch: int) -> list[dict[str, float]]:
-    manifest = context.store.manifest(context.chain.require(epoch, "optimize").ref)
-    assert manifest is not None
-    return list(manifest.summary["updates"])
 
 
 @pytest.fixture(scope="module")
@@ -266,22 +259,3 @@ def test_bad_prompts_are_refused_before_any_work(row: dict[str, Any], message: s
     (tmp_path / "vision.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(FlowmillError, match=message):
         check_config(config_of(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["prompts.image=null"], "prompts.image is not set"),
-        (["rollout.tokens={template: none, max_new: 4}"], "only the template of a processor says where images go"),
-        (["model.options={images: 0}"], "greater than or equal to 1"),
-        (["model.policy=causal_lm", "prompts.image=null"], "needs a causal language model"),
-        (
-            ["rollout.tokens.engine={name: openai, options: {endpoint: 'http://127.0.0.1:9', model: m}}"],
-            "reads no images",
-        ),
-        (["model.options={train_vision: true}", "execution={strategy: fsdp, processes: 2}"], "train_vision"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(config_of(tmp_path, *overrides))

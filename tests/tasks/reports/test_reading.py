@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,8 @@ import pytest
 from PIL import Image
 
 import flowmill
-from flowmill.configs.schema import RunConfig
 from tests.conftest import ROOT
-from tests.support.inside import evaluate, prepare, run_epoch
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, evaluate, prepare, run_epoch
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +18,6 @@ from PIL import Image
 
 from flowmill.configs.escaping import visible
 from flowmill.configs.paths import portable
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report import charts, page, run_report, samples
@@ -30,9 +28,9 @@ from flowmill.tasks.reports.sample_lines import sample_lines
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT, FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch
+from tests.support.small import small_config
 
-Make = Callable[..., RunConfig]
 EVIL = '"41" <script>alert(1)</script>'
 
 
@@ -60,10 +58,11 @@ class Page(HTMLParser):
             self.scripts[-1] += data
 
 
-@pytest.fixture
-def context(make_config: Make, tmp_path: Path) -> RunContext:
-    config = make_config("monitors=[{name: jpeg_incompressibility}]", "model.lora={rank: 2, alpha: 4}")
-    (tmp_path / "train.txt").write_text(EVIL + "\n" + "".join(f'"{n:02d}"\n' for n in range(3)))
+@pytest.fixture(scope="module")
+def context(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    folder, monitors = tmp_path_factory.mktemp("report"), "monitors=[{name: jpeg_incompressibility}]"
+    config = small_config(folder, tiny_base, monitors, "model.lora={rank: 2, alpha: 4}")
+    (folder / "train.txt").write_text(EVIL + "\n" + "".join(f'"{n:02d}"\n' for n in range(3)))
     found = prepare(config)
     evaluate(found, 0)
     for epoch in (1, 2):
@@ -72,7 +71,7 @@ def context(make_config: Make, tmp_path: Path) -> RunContext:
     return found
 
 
-def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Path) -> None:
+def test_a_report_is_whole_and_fetches_nothing(context: RunContext) -> None:
     html = run_report(context, price=2.0)
     page = Page(html)
     assert [name for name in page.refers if not name.startswith(("data:image/png;base64,", "#"))] == []
@@ -84,7 +83,7 @@ def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Pa
         in html
     )
     assert EVIL in page.text, "as text"
-    assert str(tmp_path) not in html, "no place on a machine"
+    assert str(Path(context.store.root.uri).parent) not in html, "no place on a machine"
     # Pairs of the prompts of both lists and of the most changed; the best and the worst sample of four prompts.
     pictures = [name.partition(",")[2] for name in page.refers if name.startswith("data:")]
     run = read_run(context)
@@ -152,8 +151,7 @@ def test_the_best_and_worst_samples_are_found_without_a_row_per_sample(
 def test_latents_without_images_have_no_gallery(make_config: Make) -> None:
     rewards = "rewards=[{name: tests.tasks.stages.test_scoring:Latent}]"
     found = prepare(make_config("run.epochs=1", rewards, "rollout.media={format: none, latents: true}"))
-    for stage, slot in (("rollout", ""), ("score", found.config.rewards[0].slot), ("advantage", ""), ("optimize", "")):
-        run_stage(found, stage, 1, slot)
+    run_epoch(found, 1)
     assert read_run(found).best == []
     assert "1 of 1 epochs are trained" in Page(run_report(found)).text
 

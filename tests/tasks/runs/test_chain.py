@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,10 +27,10 @@ from flowmill.tasks.runs.staleness import Freshness, due, explain, side_results,
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.stages import STAGES
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_run
+from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, stage_run
+from tests.support.small import small_config
 
 pytestmark = pytest.mark.slow
-Make = Callable[..., RunConfig]
 REWARD = "jpeg_compressibility"
 RESTLESS = "rewards=[{name: 'tests.support.rewards:Restless'}]"
 
@@ -40,6 +41,26 @@ def finish(config: RunConfig) -> RunContext:
     for node in RunPlan(config).nodes():
         execute(context, node)
     return context
+
+
+@pytest.fixture(scope="module")
+def store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the small run, whole; tests take copies of it."""
+    folder = tmp_path_factory.mktemp("chain")
+    for epochs in (1, 2):
+        finish(small_config(folder, tiny_base, f"run.epochs={epochs}"))
+    shutil.rmtree(folder / "store" / "runs")
+    return folder / "store"
+
+
+Finished = Callable[[int], RunContext]
+
+
+@pytest.fixture
+def finished(store: Path, make_config: Make, tmp_path: Path) -> Finished:
+    """Returns the small run of some epochs, whose artifacts are all there."""
+    shutil.copytree(store, tmp_path / "store", symlinks=True)
+    return lambda epochs: finish(make_config(f"run.epochs={epochs}"))
 
 
 def execute(context: RunContext, node: Node, *, force: bool = False) -> ArtifactRef:
@@ -90,10 +111,10 @@ def test_a_thousand_epochs_are_planned_without_recursion(make_config: Make) -> N
     )
 
 
-def test_a_finished_run_is_fresh_and_a_new_one_missing(make_config: Make) -> None:
+def test_a_finished_run_is_fresh_and_a_new_one_missing(make_config: Make, finished: Finished) -> None:
     context = begin_run(make_config("run.epochs=1"))
     assert {each.state for each in statuses(context.chain)} == {Freshness.MISSING}
-    context = finish(make_config("run.epochs=1"))
+    context = finished(1)
     assert states(context) == {}
     assert side_results(context.chain) == []
     described = describe_run(context)
@@ -142,8 +163,8 @@ def test_an_epoch_derives_nothing_of_the_epochs_before_anew(make_config: Make, m
     assert max(settled.values()) <= 2, settled
 
 
-def test_an_artifact_that_others_make_anew_is_seen(make_config: Make) -> None:
-    context = finish(make_config("run.epochs=1"))
+def test_an_artifact_that_others_make_anew_is_seen(finished: Finished) -> None:
+    context = finished(1)
     node, chain = Node(1, "score", REWARD), context.chain
     before = chain.ref(node)
     other = open_run(context.store.root.uri, "small")
@@ -155,8 +176,8 @@ def test_an_artifact_that_others_make_anew_is_seen(make_config: Make) -> None:
     assert chain.ref(node) == again.ref != before
 
 
-def test_forcing_what_comes_out_equal_makes_nothing_due(make_config: Make) -> None:
-    context = finish(make_config("run.epochs=1"))
+def test_forcing_what_comes_out_equal_makes_nothing_due(finished: Finished) -> None:
+    context = finished(1)
     node = Node(1, "score", REWARD)
     before, digest = context.chain.ref(node), context.chain.digest()
     again = execute(context, node, force=True)
@@ -207,10 +228,12 @@ def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: M
     assert made_anew(context, node, again.attempt(1)) == again
 
 
-def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(make_config: Make, tmp_path: Path) -> None:
-    longer = finish(make_config())
+def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(
+    make_config: Make, finished: Finished, tmp_path: Path
+) -> None:
+    longer = finished(2)
     digest = longer.chain.digest()
-    shorter = finish(make_config("run.epochs=1"))
+    shorter = finished(1)
     fresh = finish(make_config("run.epochs=1", f"store.root={tmp_path / 'fresh'}"))
     assert shorter.chain.digest() == fresh.chain.digest() != digest
     described, expected = describe_run(shorter), describe_run(fresh)
@@ -219,7 +242,7 @@ def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(make_config: Make, 
     labels = {side.label for side in side_results(shorter.chain)}
     assert labels == {"beyond run.epochs 1"}
     assert describe_run(open_run(shorter.store.root.uri, "small"))["epochs"] == 1
-    again = finish(make_config())
+    again = finished(2)
     assert again.chain.digest() == digest
     assert again.ledger.stages() == []
     (side,) = side_results(again.chain)
@@ -238,8 +261,8 @@ def test_forced_then_fewer_epochs_never_mixes_two_chains(make_config: Make, tmp_
     assert status_of(again.chain, Node(2, "optimize")).state is Freshness.STALE
 
 
-def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) -> None:
-    finish(make_config("run.epochs=1"))
+def test_another_evaluation_is_stale_with_the_option_named(make_config: Make, finished: Finished) -> None:
+    finished(1)
     changed = begin_run(make_config("run.epochs=1", "evaluate.samples=6"))
     assert status_of(changed.chain, Node(1, "evaluate")).causes[0].text == "samples 4 -> 6"
     assert explain(changed.chain, Node(1, "judge", REWARD)) == [
@@ -249,16 +272,16 @@ def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) ->
     assert evaluation_figures(changed.chain, 1) == {}
 
 
-def test_another_version_of_a_stage_is_named(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    context, spec = finish(make_config("run.epochs=1")), STAGES["advantage"]
+def test_another_version_of_a_stage_is_named(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, spec = finished(1), STAGES["advantage"]
     monkeypatch.setitem(STAGES, "advantage", replace(spec, version=spec.version + 1))
     opened = open_run(context.store.root.uri, "small", reads=True)
     cause = f"stage version {spec.version} -> {spec.version + 1}"
     assert explain(opened.chain, Node(1, "optimize"))[0] == f"root cause: advantage@1: {cause}"
 
 
-def test_a_stage_with_other_settings_stands_beside_the_run(make_config: Make) -> None:
-    context = finish(make_config())
+def test_a_stage_with_other_settings_stands_beside_the_run(finished: Finished) -> None:
+    context = finished(2)
     root, digest = context.store.root.uri, context.chain.digest()
     options = ["rewards=[{name: jpeg_compressibility, options: {scale: 1}, label: kb}]"]
     scored = open_run(root, "small", overrides=options, epoch=1)
@@ -278,8 +301,8 @@ def test_a_stage_with_other_settings_stands_beside_the_run(make_config: Make) ->
     ]
 
 
-def test_a_rollout_with_other_noise_starts_from_the_runs_policy(make_config: Make) -> None:
-    context = finish(make_config())
+def test_a_rollout_with_other_noise_starts_from_the_runs_policy(finished: Finished) -> None:
+    context = finished(2)
     root = context.store.root.uri
     options = ["rollout.sampler.options.noise_level=0.5"]
     first = execute(open_run(root, "small", overrides=options, epoch=1), Node(1, "rollout"))
@@ -297,8 +320,8 @@ def test_a_rollout_with_other_noise_starts_from_the_runs_policy(make_config: Mak
     assert [label in side.label for side in side_results(after.chain)] == [True, True]
 
 
-def test_an_evaluation_on_other_prompts_has_a_name_of_its_own(make_config: Make, tmp_path: Path) -> None:
-    context = finish(make_config("run.epochs=1"))
+def test_an_evaluation_on_other_prompts_has_a_name_of_its_own(finished: Finished, tmp_path: Path) -> None:
+    context = finished(1)
     root, before = context.store.root.uri, evaluation_figures(context.chain, 1)
     (tmp_path / "other.txt").write_text('"55"\n"66"\n')
     options = [f"prompts.heldout={tmp_path / 'other.txt'}", "evaluate.samples=2"]
@@ -382,11 +405,11 @@ def test_a_base_model_changed_in_place_is_named(make_config: Make, tiny_base: Pa
     assert states(open_run(context.store.root.uri, "small", reads=True)) == {}
 
 
-def test_a_store_is_moved_and_goes_on_where_it_is(make_config: Make, tmp_path: Path) -> None:
+def test_a_store_is_moved_and_goes_on_where_it_is(make_config: Make, finished: Finished, tmp_path: Path) -> None:
     import shutil
 
     old, new = tmp_path / "store", tmp_path / "elsewhere" / "store"
-    digest = finish(make_config("run.epochs=1")).chain.digest()
+    digest = finished(1).chain.digest()
     shutil.copytree(old, new)
     before = {path: path.stat().st_mtime_ns for path in [old, *old.rglob("*")]}
     moved = finish(make_config("run.epochs=2", f"store.root={new}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,8 @@ from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.run_inputs import RunInputs
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_stage, stage_run
+from tests.support.inside import Make, prepare, run_stage, stage_run
 
-Make = Callable[..., RunConfig]
 ROLLOUT, SCORE, JUDGE = Node(1, "rollout"), Node(1, "score", "head"), Node(0, "judge", "head")
 
 

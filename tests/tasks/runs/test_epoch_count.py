@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flowmill.configs.schema import RunConfig
 from flowmill.flows.cli.command_resolution import understood
 from flowmill.flows.requests import PipelineRequest
 from flowmill.run_starter import start
@@ -17,9 +15,7 @@ from flowmill.tasks.runs.extension import advanced, grown
 from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
 from flowmill.tasks.runs.state import note_state
 from flowmill.tasks.specs.graph import Node
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
 
 
 def test_what_was_trained_or_asked_for_is_kept(make_config: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,12 @@ import pytest
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.presets import config_file, copy_preset, presets
-from flowmill.configs.schema import RunConfig
 from flowmill.flows.requests import StageRequest
 from flowmill.tasks.runs.extension import chosen_epoch, extend, grown
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT, FlowmillCommand
-from tests.support.inside import prepare, run_epoch, run_stage
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare, run_epoch, run_stage
 
 
 def test_gradients_have_the_epochs_that_all_rewards_have_them_of(make_config: Make) -> None:

@@ -36,12 +36,10 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.stages import STAGES
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import Make, make_stage, prepare, run_stage
 from tests.support.pins import FIT, PINS, PRESETS, changed
 
-Make = Callable[..., RunConfig]
 LORA = "model.lora={rank: 2, alpha: 4}"
 GUIDED = "model.guidance_scale=3"
 
@@ -339,7 +337,7 @@ def test_guidance_up_to_one_is_off(make_config: Make, tmp_path: Path) -> None:
     digests, artifacts = [], []
     for scale in (0, 0.5, 1):
         context = prepare(make_config(f"store.root={tmp_path / str(scale)}", f"model.guidance_scale={scale}"))
-        StageRun(make_stage(context, "rollout", 1)).execute()
+        run_stage(context, "rollout", 1)
         ref = context.chain.require(1, "rollout").ref
         artifacts.append(str(ref))
         digests.append(context.store.require(ref).digest)

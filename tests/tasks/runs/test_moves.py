@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +23,9 @@ from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, ma
 from flowmill.tasks.runs.staleness import Freshness, statuses
 from flowmill.tasks.specs.run_inputs import RunInputs
 from tests.conftest import ROOT
-from tests.support.inside import prepare
+from tests.support.inside import Make, prepare
 from tests.support.settings import and_inside, section_fields
 from tests.tasks.runs.test_contents import ROLLOUT, SCORE, aged, head, pending, score, write
-
-Make = Callable[..., RunConfig]
 
 #: Texts of the schema that lead somewhere, and to no file.
 NO_FILES = {

@@ -1,39 +1,40 @@
-"""Models and weights that a process holds in memory: on which device, and until when."""
+"""Models and weights that a process holds in memory: on which device, and until when; how much that was."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from flowmill.configs.errors import ConfigError, OutOfMemoryError
-from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device
 from flowmill.models.policies.parts import Part
 from flowmill.models.rewards.base import Needs
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runtime.devices import allocator_advice
 from flowmill.tasks.runtime.hardware_info import computing_facts
-from flowmill.tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch, session_of
+from flowmill.tasks.runtime.process_memory import process_peak
+from tests.conftest import ROOT
+from tests.support.inside import Make, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 
-Make = Callable[..., RunConfig]
 SAMPLING = frozenset({Part.DENOISER, Part.VAE})
 
 
 def test_text_encoders_are_let_go_when_a_stage_does_not_need_them(make_config: Make) -> None:
     context = begin_run(make_config())
-    StageRun(make_stage(context, "base", 0)).execute()
-    StageRun(make_stage(context, "encode", 0)).execute()
+    run_stage(context, "base", 0)
+    run_stage(context, "encode", 0)
     assert set(session_of(context).host.loaded()) == {"encoder"}
     assert session_of(context).host.loaded()["encoder"] > 0
     for name in ("preprocess", "policy"):
-        StageRun(make_stage(context, name, 0)).execute()
-    StageRun(make_stage(context, "rollout", 1)).execute()
+        run_stage(context, name, 0)
+    run_stage(context, "rollout", 1)
     assert set(session_of(context).host.loaded()) == {"policy"}
     session_of(context).close()
     assert session_of(context).host.loaded() == {}
@@ -43,7 +44,7 @@ def test_each_part_is_loaded_once_in_a_run(make_config: Make) -> None:
     context = prepare(make_config())
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        StageRun(make_stage(context, "evaluate", epoch)).execute()
+        run_stage(context, "evaluate", epoch)
     assert session_of(context).host.loads == {"text": 1, "denoiser": 1, "vae": 1}
 
 
@@ -60,7 +61,7 @@ def test_a_policy_that_was_just_trained_is_that_of_its_artifact(make_config: Mak
 
 def test_a_record_says_what_was_held_and_the_peak(make_config: Make) -> None:
     context = prepare(make_config())
-    run = StageRun(make_stage(context, "rollout", 1))
+    run = stage_run(context, "rollout", 1)
     run.execute()
     memory = context.store.shards(run.ref)[0].producer["memory"]
     assert memory["policy"] == session_of(context).host.loaded()["policy"]
@@ -69,7 +70,7 @@ def test_a_record_says_what_was_held_and_the_peak(make_config: Make) -> None:
 
 def test_a_record_says_what_computed_it(make_config: Make) -> None:
     context = prepare(make_config())
-    run = StageRun(make_stage(context, "rollout", 1))
+    run = stage_run(context, "rollout", 1)
     run.execute()
     (record, *_) = context.store.shards(run.ref)
     facts = record.producer["computed_by"]
@@ -212,7 +213,7 @@ def test_too_little_memory_says_what_to_change(
     make_config: Make, monkeypatch: pytest.MonkeyPatch, stage: str, remedy: str
 ) -> None:
     context = prepare(make_config()) if stage == "rollout" else begin_run(make_config())
-    StageRun(make_stage(context, "base", 0)).execute()
+    run_stage(context, "base", 0)
 
     def full(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of ...")
@@ -221,17 +222,15 @@ def test_too_little_memory_says_what_to_change(
     monkeypatch.setattr("flowmill.models.policies.sd3.SD3.call", full)
     epoch = 1 if stage == "rollout" else 0
     with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
-        StageRun(make_stage(context, stage, epoch)).execute()
+        run_stage(context, stage, epoch)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["execution.strategy=fsdp"], "there is one process, which has no other to share weights with"),
-        (["execution.offload=true"], "strategy 'ddp' keeps weights on devices"),
-        (["execution.strategy=fsdp", "execution.processes=2", "model.compile=true"], r"model\.compile is set, but"),
-    ],
-)
-def test_a_strategy_that_cannot_work_is_refused(make_config: Make, settings: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_config(make_config(*settings))
+def test_the_peak_grows_with_this_process_and_leaves_out_its_parent() -> None:
+    before = process_peak()
+    held = np.ones(2**25)
+    assert process_peak() >= before
+    assert process_peak() > held.nbytes
+    # Here the parent holds more than a new process needs.
+    code = "from flowmill.tasks.runtime.process_memory import process_peak; print(process_peak())"
+    own = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert 2**20 < int(own.stdout) < 2**27 < held.nbytes

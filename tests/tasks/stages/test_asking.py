@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import flowmill.tasks.training.epoch as training
-from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.errors import RewardError
 from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.decoding import recompute_decoder
 from flowmill.models.policies.parts import Part
@@ -26,13 +26,9 @@ from flowmill.tasks.modalities.diffusion.trained_rewards import TrainingRewards,
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.diffusion import DiffusionSpec
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage, prepare, session_of
+from tests.support.inside import Make, collect, make_stage, prepare, run_stage, session_of, training_data, updates_of
 from tests.tasks.stages.test_stages import weights
-from tests.tasks.training.test_training_stage import collect, stopping_after
-
-Make = Callable[..., RunConfig]
+from tests.tasks.training.test_training_stage import stopping_after
 
 HERE = "tests.tasks.stages.test_asking"
 DIGITS = (
@@ -145,9 +141,8 @@ def test_rewards_are_weighed_and_say_nothing_of_other_sources(make_config: Make)
 def test_a_batch_is_states_of_rollouts_with_what_rewards_are_told(make_config: Make) -> None:
     context = prepare(make_config(*DIGITS, "optimize.algorithm.options.steps=2"))
     collect(context, 1)
-    stage = make_stage(context, "optimize", 1)
-    assert Part.VAE in stage.parts
-    data, host = TrainingData(context, stage.policy_kind, 1, stage.inputs()), session_of(context).host
+    assert Part.VAE in make_stage(context, "optimize", 1).parts
+    data, host = training_data(context), session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     samples = data.samples(host)
     steps = context.config.rollout.steps
@@ -195,12 +190,12 @@ def test_training_goes_on_after_a_kill_and_does_not_depend_on_micro_batches(
             with monkeypatch.context() as patched:
                 patched.setattr(training, "run_updates", stopping_after(2))
                 with pytest.raises(OSError, match="the disk is gone"):
-                    StageRun(make_stage(context, "optimize", 1)).execute()
+                    run_stage(context, "optimize", 1)
             context = prepare(make_config(*settings))
-        StageRun(make_stage(context, "optimize", 1)).execute()
+        run_stage(context, "optimize", 1)
         digests.append(digest_of(context))
         ends.append(weights(context))
-        updates = context.store.require(context.policy_ref(1)).summary["updates"]
+        updates = updates_of(context, 1)
         assert all(update["grad_norm"] > 0 and update["predicted_reward"] < 0 for update in updates)
     assert digests[0] == digests[1]
     for name, value in ends[0].items():
@@ -228,20 +223,4 @@ def test_a_slope_that_is_no_number_is_told_with_its_sample(make_config: Make) ->
     context = prepare(make_config(*DIGITS[:2], f'rewards=[{{name: "{HERE}:Cliff"}}]'))
     collect(context, 1)
     with pytest.raises(RewardError, match=r"gradient of reward '.*Cliff' is not finite for prompt .*sample "):
-        StageRun(make_stage(context, "optimize", 1)).execute()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rewards=[digits]",), "'digits' has no gradient"),
-        (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
-        (("rollout.plan={name: final}",), "stores none from 0 to 2 of some samples"),
-        (("rollout.plan={name: late}", "optimize.algorithm.options.steps=2"), r"late, options: \{low: 1, high: 2\}"),
-        (("rollout.plan={name: branch}", "rollout.sampler=flow_sde"), "stores one step of each branch"),
-        (("rollout.plan={name: late, options: {count: 9}}",), "9 states cannot be drawn"),
-    ],
-)
-def test_what_cannot_work_is_refused(make_config: Make, overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*DIGITS, *overrides))
+        run_stage(context, "optimize", 1)

@@ -13,17 +13,16 @@ import yaml
 from diffusers import FluxKontextPipeline
 from PIL import Image
 
-from flowmill.configs.errors import ConfigError, DataError
+from flowmill.configs.errors import DataError
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.load import load_config, override_config
 from flowmill.configs.schema import RunConfig
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.view import RunView
 from tests.conftest import ROOT
 from tests.support.given import only_batch, picture, png, write_jsonl, write_members
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stage_rows, updates_of
 
 
 @pytest.mark.campaign
@@ -40,7 +39,7 @@ def test_edits_come_nearer_to_the_images_they_start_from(tmp_path: Path, seed: i
     found = []
     for epoch in range(1, 17):
         run_epoch(context, epoch)
-        rows = read_rows(context.store, context.chain.require(epoch, "score", "image_similarity").ref)
+        rows = stage_rows(context, epoch, "score", "image_similarity")
         found.append(rows.column("reward").to_numpy().astype(np.float64).reshape(4, 24))
     # In standard deviations of the first epoch's samples within groups.
     assert (found[-1].mean() - found[0].mean()) / found[0].std(1).mean() > 1
@@ -84,7 +83,7 @@ def test_given_edits_are_trained_as_a_plain_loop_of_diffusers_does(tmp_path: Pat
         errors.append((predicted - (noise - clean)).square().mean().item())
     assert len(errors) == 2 * len(given)
     run_epoch(context, 1)
-    (update,) = context.store.require(context.policy_ref(1)).summary["updates"]
+    (update,) = updates_of(context, 1)
     assert update["loss"] == pytest.approx(np.mean(errors), rel=1e-5)
     assert update["grad_norm"] > 0
 
@@ -146,20 +145,4 @@ def test_edits_come_from_tars_and_as_pairs(tmp_path: Path) -> None:
     dpo = {"name": "dpo", "options": {"times": {"count": 2}, "beta": 20}}
     context = prepare(override_config(compared, [f"optimize.algorithm={json.dumps(dpo)}"]))
     run_epoch(context, 1)
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "message"),
-    [
-        ("tiny_wan21_v2v", "starts chains from a clip, which its model does not see"),
-        ("tiny_qwen_image_edit", r"data\.columns\.prompt_image is not set"),
-        ("tiny_sd3", "takes no image"),
-    ],
-)
-def test_families_that_cannot_train_on_edits_say_why(preset: str, message: str, tmp_path: Path) -> None:
-    rows = write_jsonl(tmp_path, [edit(1)])
-    column = "" if "prompt_image" in message else ", prompt_image: source"
-    settings = [f"data={{train: '{rows}'{column}}}", "prompts={}", "optimize.algorithm=sft"]
-    with pytest.raises(ConfigError, match=message):
-        check_config(load_config(preset, settings))
+    assert updates_of(context, 1)[0]["grad_norm"] > 0

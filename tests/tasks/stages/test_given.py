@@ -17,15 +17,12 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 import flowmill
-from flowmill.configs.errors import ConfigError, DataError, FlowmillError
-from flowmill.configs.load import load_config
+from flowmill.configs.errors import ConfigError, DataError
+from flowmill.configs.load import load_config, parse_config
 from flowmill.configs.schema import RunConfig
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.models.policies.parts import Part
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.check_data import check_data
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.metrics.describe import describe_run
@@ -36,16 +33,24 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.tracking.descriptions import description
-from flowmill.tasks.training.data import TrainingData
-from tests.support.given import pairs, picture, png, rated, singles, write_form, write_jsonl
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, session_of
+from tests.support.given import given_data, pairs, picture, png, rated, singles, write_jsonl
+from tests.support.inside import (
+    Make,
+    evaluate,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_rows,
+    stage_run,
+    stored_shards,
+    updates_of,
+)
 from tests.support.language_models import texts_data
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
-Make = Callable[..., RunConfig]
 
 
 @pytest.fixture
@@ -68,10 +73,8 @@ def given(config_data: dict[str, Any], config_file: Path, tmp_path: Path) -> Mak
 
 def samples_of(context: RunContext) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return prompt, clean latents and media of all ingested samples."""
-    ref, store = context.chain.ref(Node(0, "ingest")), context.store
-    opener, found = open_trajectory_store(context.config.rollout.store), []
-    for record in store.shards(ref):
-        shard = opener.open(store.files(ref, record))
+    found = []
+    for shard in stored_shards(context, 0, "ingest"):
         texts = shard.table.column("prompt").to_pylist()
         found += [(text, shard.final_latents(row), shard.media(row)) for row, text in enumerate(texts)]
     return found
@@ -103,14 +106,14 @@ def test_training_on_given_samples_changes_the_policy_and_resumes(given: Make, t
     evaluate(whole, 0)
     for epoch in (1, 2):
         run_epoch(whole, epoch)
-    updates = whole.store.require(whole.policy_ref(2)).summary["updates"]
+    updates = updates_of(whole, 2)
     assert all(update["grad_norm"] > 0 for update in updates)
 
     # The same run, stopped in ingest after a shard, with other shards afterwards.
     context = begin_run(given(rows, options, **section))
     for name in ("base", "encode", "preprocess"):
-        StageRun(make_stage(context, name, 0)).execute()
-    stage = StageRun(make_stage(context, "ingest", 0))
+        run_stage(context, name, 0)
+    stage = stage_run(context, "ingest", 0)
     stage.run_shard(stage.pending()[1])
     again = prepare(given(rows, options, **{**section, "rows_per_shard": 5}))
     evaluate(again, 0)
@@ -124,7 +127,7 @@ def test_an_epoch_trains_some_groups_and_a_pass_trains_all(given: Make) -> None:
     seen: list[str] = []
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-        table = read_rows(context.store, context.chain.require(epoch, "advantage").ref)
+        table = stage_rows(context, epoch, "advantage")
         assert table.column("advantage").to_pylist() == [1.0, -1.0] * 2
         seen += dict.fromkeys(table.column("group_id").to_pylist())
     assert len(set(seen)) == len(pairs())
@@ -133,7 +136,7 @@ def test_an_epoch_trains_some_groups_and_a_pass_trains_all(given: Make) -> None:
 def test_ratings_count_from_the_neutral_one(given: Make) -> None:
     context = prepare(given(rated(), "kto", rating="stars", scale=(1, 5), neutral=2))
     run_epoch(context, 1)
-    table = read_rows(context.store, context.chain.require(1, "advantage").ref)
+    table = stage_rows(context, 1, "advantage")
     found = dict(zip(table.column("reward").to_pylist(), table.column("advantage").to_pylist(), strict=True))
     assert found == {1.0: -0.5, 2.0: 0.0, 3.0: 0.5, 4.0: 1.0, 5.0: 1.5}
 
@@ -143,18 +146,17 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     config = given(singles(), SFT, "optimize.updates_per_epoch=1")
     context = prepare(config)
     host = session_of(context).host
-    stage = make_stage(context, "optimize", 1)
     for epoch in (1, 2):
-        StageRun(make_stage(context, "advantage", epoch)).execute()
+        run_stage(context, "advantage", epoch)
     losses, section = [], config.optimize
     trainable = cast(Any, host.fresh())
     optimizer = torch.optim.AdamW(
         trainable.parameters(), section.learning_rate, section.betas, section.epsilon, section.weight_decay
     )
     for epoch in (1, 2):
-        inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(epoch, "advantage"))]
-        samples = TrainingData(context, stage.policy_kind, epoch, inputs).samples(host)
-        (units,) = TrainingData(context, stage.policy_kind, epoch, inputs).plan(samples)
+        data = given_data(context, epoch)
+        samples = data.samples(host)
+        (units,) = data.plan(samples)
         rows = cast(Any, samples.batch(units, len(units.rows)))
         velocity = trainable.policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning)
         loss = (velocity - (rows.noise - rows.clean)).square().mean()
@@ -166,7 +168,7 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
     again = prepare(config)
     for epoch in (1, 2):
         run_epoch(again, epoch)
-    found = [again.store.require(again.policy_ref(epoch)).summary["updates"][0]["loss"] for epoch in (1, 2)]
+    found = [updates_of(again, epoch)[0]["loss"] for epoch in (1, 2)]
     assert found == pytest.approx(losses, rel=1e-5)
 
 
@@ -196,13 +198,18 @@ def test_images_of_several_sizes_train_in_buckets(given: Make, tmp_path: Path) -
     single = prepare(given(shaped("image"), SFT, *few, **sizes))
     for epoch in (1, 2):
         run_epoch(single, epoch)
-    updates = [each.store.require(each.policy_ref(2)).summary["updates"] for each in (context, single)]
+    updates = [updates_of(each, 2) for each in (context, single)]
     for ours, theirs in zip(*updates, strict=True):
         assert ours["rows"] == theirs["rows"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
     once = prepare(given(shaped("image"), SFT, f"store.root={tmp_path / 'once'}"))
     assert once.chain.ref(Node(0, "ingest")) != context.chain.ref(Node(0, "ingest"))
+
+
+def test_buckets_that_the_model_cannot_make_are_refused(given: Make) -> None:
+    with pytest.raises(ConfigError, match=r"data.buckets \[16, 33\]: .*width"):
+        check_config(given(singles(), buckets=((16, 33),)), rewards=False)
 
 
 def test_both_images_of_a_pair_get_the_size_of_the_chosen_one(given: Make) -> None:
@@ -212,25 +219,7 @@ def test_both_images_of_a_pair_get_the_size_of_the_chosen_one(given: Make) -> No
     assert media[::2] == media[1::2]
     assert len(set(media)) == len(BUCKETS)
     run_epoch(context, 1)
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "section", "message"),
-    [
-        (SFT, {"buckets": ((16, 33),)}, r"data.buckets \[16, 33\]: .*width"),
-        ("dpo", {"rating": "stars", "scale": (1, 5)}, "compares them at equal noise"),
-    ],
-)
-def test_buckets_that_cannot_work_are_refused(
-    given: Make, algorithm: Any, section: dict[str, Any], message: str
-) -> None:
-    config = given(rated(), algorithm, **{"buckets": BUCKETS, **section})
-    with pytest.raises(ConfigError, match=message):
-        check_config(config, rewards=False)
-    packed = config.model_copy(update={"model": config.model.model_copy(update={"policy": "flux1"})})
-    with pytest.raises(ConfigError, match=r"model\.policy 'flux1' is trained on samples of one"):
-        check_data(RunPlan(packed))
+    assert updates_of(context, 1)[0]["grad_norm"] > 0
 
 
 def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Make, tmp_path: Path) -> None:
@@ -303,23 +292,18 @@ def text_bomb() -> bytes:
 
 
 BAD_FILES: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
-    "empty": (b"", "cannot be read as an image or clip"),
     "bomb": (bomb(9_000, 9_000), "has 81,000,000 pixels, more than"),
     "larger bomb": (bomb(2**31 - 1, 2**31 - 1), "pixels"),
     "no size": (bomb(0, 5), "cannot be read as an image or clip"),
-    "half a bomb": (bomb(3000, 3000), "cannot be read as an image or clip"),
     "text bomb": (text_bomb, "cannot be read as an image or clip"),
     "several pages": (
         png(picture(1), format="TIFF", save_all=True, append_images=[picture(2), picture(3)]),
         "animation of 3 frames",
     ),
     "moving": (png(picture(1), format="WEBP", save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
-    "moving PNG": (png(picture(1), save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
     "half a JPEG": (png(picture(1, (200, 200)), format="JPEG")[:4000], "cannot be read as an image or clip"),
     "no brightness": (png(Image.fromarray(np.full((4, 4), -1.0, np.float32)), format="TIFF"), "no brightness"),
     "program": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read as an image or clip"),
-    "cut off": (png(picture(1))[:60], "cannot be read as an image or clip"),
-    "no image": (b"hello", "cannot be read as an image or clip"),
     "animation": (png(picture(1), format="GIF", save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
 }
 
@@ -338,7 +322,6 @@ def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_pat
     ((place, reason),) = ingested_figures(context.store, ref, data_of(context.config)).refused
     assert place.endswith("line 3")
     assert not re.search("0x[0-9a-f]", reason), "the bytes of the artifact depend on no process"
-    run_epoch(context, 1)
 
 
 def test_a_pair_of_equal_pictures_is_named_or_left_out(given: Make, tmp_path: Path) -> None:
@@ -374,30 +357,6 @@ def test_images_of_every_mode_are_taken_as_they_are_seen(given: Make, tmp_path: 
     assert np.abs(expected - media.astype(int)).mean() < 12
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "section", "overrides", "message"),
-    [
-        ("grpo", {}, [], "needs log-probs of stochastic steps"),
-        ("awm", {}, [], "needs the policy that made the samples"),
-        ("refl", {}, [], "needs stored states"),
-        ("reward_gradient", {}, [], "needs gradients of rewards"),
-        ("dpo", {}, [], "neither pairs nor ratings"),
-        ("kto", {}, [], "neither pairs nor ratings"),
-        ("sft", {}, ["monitors=[{name: jpeg_compressibility, label: other}]"], "monitors acts on rollouts"),
-        ("sft", {}, ["optimize.replay={epochs: 1}"], "optimize.replay acts on rollouts"),
-        ("sft", {}, ["prompts.sampler=difficulty"], "prompts.sampler acts on rollouts"),
-        ("sft", {}, ["execution.ahead=1"], "execution.ahead acts on rollouts"),
-        ("sft", {}, ["advantage.std=global"], "advantage acts on rollouts"),
-        ("sft", {}, ["prompts.train=here.txt"], "do not go with 'data'"),
-    ],
-)
-def test_settings_without_use_are_refused(
-    given: Make, algorithm: str, section: dict[str, Any], overrides: list[str], message: str
-) -> None:
-    with pytest.raises(FlowmillError, match=message):
-        check_config(given(singles(), algorithm, *overrides, **section))
-
-
 def test_stages_of_the_other_way_to_train_are_not_there(given: Make, make_config: Make) -> None:
     context = prepare(given(singles()))
     assert not context.chain.has(Node(1, "rollout"))
@@ -405,13 +364,6 @@ def test_stages_of_the_other_way_to_train_are_not_there(given: Make, make_config
         make_stage(context, "rollout", 1)
     with pytest.raises(ConfigError, match="no section 'data'"):
         make_stage(begin_run(make_config("run.name=plain")), "ingest", 0)
-
-
-@pytest.mark.parametrize("form", ["parquet", "tars"])
-def test_tables_and_tars_are_trained_on(given: Make, tmp_path: Path, form: str) -> None:
-    context = prepare(given(write_form(form, tmp_path / form)))
-    run_epoch(context, 1)
-    assert len(samples_of(context)) == len(singles())
 
 
 TEXT_ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b), "wrong": str(a + b + 1)} for a in (1, 2) for b in (3, 4)]
@@ -430,21 +382,17 @@ def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
     data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), **columns}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"learning_rate": 1e-3, "algorithm": algorithm, "updates_per_epoch": 1}
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
-    config = load_config(path)
+    config = parse_config(data, where="here")
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
-    updates = [context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2, 3)]
+    updates = [updates_of(context, epoch)[0] for epoch in (1, 2, 3)]
     assert updates[-1]["loss"] < updates[0]["loss"]
     # The policy is its base at first.
     assert ("reference_point" in updates[0]) == (algorithm == "kto")
     assert updates[0].get("reference_point", 0.0) == pytest.approx(0.0, abs=1e-6)
-    ref = context.chain.ref(Node(0, "ingest"))
-    opener = open_trajectory_store(config.rollout.store)
-    shard = opener.open(context.store.files(ref, context.store.shards(ref)[0]))
+    shard = stored_shards(context, 0, "ingest")[0]
     tokenizer = cast(Any, session_of(context).host.trainable(context.policy_ref(0))).policy.tokenizer
     tokens, mask = shard.array("tokens", 0), shard.array("token_mask", 0).astype(bool)
     assert tokenizer.decode(tokens[mask][:-1]) == "4"
@@ -458,13 +406,9 @@ def test_texts_after_the_prompts_of_others(tmp_path: Path) -> None:
     data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), **columns}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"algorithm": "kto", "updates_per_epoch": 1}
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
-    context = prepare(load_config(path))
-    StageRun(make_stage(context, "advantage", 1)).execute()
-    stage, host = make_stage(context, "optimize", 1), session_of(context).host
-    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
-    made = TrainingData(context, stage.policy_kind, 1, inputs)
+    context = prepare(parse_config(data, where="here"))
+    run_stage(context, "advantage", 1)
+    host, made = session_of(context).host, given_data(context, 1)
     samples = made.samples(host)
     (units,) = made.plan(samples)
     samples.begin_update(units)
@@ -487,10 +431,8 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
     data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), "sample": "completion"}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"algorithm": "sft"}
-    path = tmp_path / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
     with pytest.raises(DataError, match=r"line 5, completion: it has 41 tokens, but rollout.tokens.max_new is 4"):
-        prepare(load_config(path))
+        prepare(parse_config(data, where="here"))
 
 
 def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: Path) -> None:
@@ -498,7 +440,7 @@ def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: 
     evaluate(context, 0)
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     run = flowmill.open(context.store.root.uri).run("small")
     table = run.samples(1)
     assert (table.num_rows, run.rollouts) == (8, [1])

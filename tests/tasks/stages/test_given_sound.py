@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,10 +25,9 @@ from flowmill.tasks.modalities.diffusion.data_media import DataMedia
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import ROOT
 from tests.support.given import only_batch, picture, write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage, updates_of
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
-Make = Callable[..., RunConfig]
 
 
 def clip(seed: int, frames: int = 12) -> np.ndarray:
@@ -137,7 +135,7 @@ def test_clips_with_sound_are_trained_as_a_plain_loop_of_diffusers_does(given: M
         errors.append((torch.cat(made, 1) - (noise - clean)).square().mean().item())
     assert len(errors) == 2 * len(films)
     run_epoch(context, 1)
-    (update,) = context.store.require(context.policy_ref(1)).summary["updates"]
+    (update,) = updates_of(context, 1)
     assert update["loss"] == pytest.approx(np.mean(errors), rel=1e-5)
     assert update["grad_norm"] > 0
 
@@ -202,6 +200,6 @@ def test_every_family_with_sound_learns_from_pairs(given: Make, tmp_path: Path, 
     context = prepare(given(films, preset, dpo, **section))
     run_epoch(context, 1)
     evaluate(context, 1)
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+    assert updates_of(context, 1)[0]["grad_norm"] > 0
     ((_, _, figures),) = RunView(context).summaries("validate")
     assert np.isfinite(figures["loss"])

@@ -22,8 +22,6 @@ from flowmill.storage.maintenance.verify import find_problems
 from flowmill.storage.trajectories.gradients import PAYLOADS, StoredGradients
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.notes import training_notes
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.modalities.diffusion.reward_gradients import follow
@@ -33,12 +31,17 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.runtime.host import ModelHost
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
-from flowmill.tasks.training.data import TrainingData
-from tests.support.inside import make_stage, prepare, run_epoch, session_of
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import (
+    Make,
+    make_stage,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_run,
+    stored_shards,
+    training_data,
+)
 
 HERE = "tests.tasks.stages.test_gradient"
 PLAN = ("optimize.algorithm=reward_gradient", "rollout.plan={name: final}")
@@ -76,22 +79,21 @@ class OfLatents:
 
 def scored(context: RunContext) -> None:
     """Make everything up to the gradients of the first epoch."""
-    StageRun(make_stage(context, "rollout", 1)).execute()
+    run_stage(context, "rollout", 1)
     for section in context.config.scored:
-        StageRun(make_stage(context, "score", 1, section.slot)).execute()
+        run_stage(context, "score", 1, section.slot)
 
 
 def gradient(context: RunContext, slot: str = "digits_network", **options: Any) -> ArtifactRef:
-    run = StageRun(make_stage(context, "gradient", 1, slot), **options)
+    run = stage_run(context, "gradient", 1, slot, **options)
     run.execute()
     return run.ref
 
 
 def samples(context: RunContext) -> list[tuple[str, str, np.ndarray]]:
     """Return id, prompt and final latents of the samples of the first epoch."""
-    store, ref, found = context.store, context.chain.require(1, "rollout").ref, []
-    for record in store.shards(ref):
-        shard = open_trajectory_store(context.config.rollout.store).open(store.files(ref, record))
+    found = []
+    for shard in stored_shards(context, 1, "rollout"):
         rows = zip(shard.table["sample_id"].to_pylist(), shard.table["prompt"].to_pylist(), strict=True)
         found += [(sample, prompt, shard.final_latents(row)) for row, (sample, prompt) in enumerate(rows)]
     return found
@@ -124,19 +126,19 @@ def test_it_resumes_shard_by_shard_and_does_not_depend_on_the_cuts(make_config: 
         config = make_config(*DIGITS, f"store.root={tmp_path / name}", f"rollout.groups_per_shard={groups}")
         context = prepare(config)
         scored(context)
-        run = StageRun(make_stage(context, "gradient", 1, "digits_network"))
+        run = stage_run(context, "gradient", 1, "digits_network")
         shards = run.pending()
         if name == "one":
             assert len(shards) > 1
             run.run_shards(shards[:1])
-            run = StageRun(make_stage(prepare(config), "gradient", 1, "digits_network"))
+            run = stage_run(prepare(config), "gradient", 1, "digits_network")
             assert [shard.name for shard in run.pending()] == [shard.name for shard in shards[1:]]
         run.execute()
         manifest = context.store.require(run.ref)
         contents.append(manifest.content)
         stored = StoredGradients(context.store, [run.ref])
         gradients.append({sample: stored.of(sample) for sample, _, _ in samples(context)})
-        assert StageRun(make_stage(context, "gradient", 1, "digits_network")).pending() == []
+        assert stage_run(context, "gradient", 1, "digits_network").pending() == []
         assert set(manifest.summary) == {"value", "rms"}
     assert contents[0] == contents[1] != ""
     for sample, found in gradients[0].items():
@@ -188,10 +190,8 @@ def test_gradients_of_several_rewards_are_summed_by_weight(make_config: Make) ->
     scored(context)
     ink = context.config.rewards[1].slot
     refs = [gradient(context), gradient(context, ink)]
-    StageRun(make_stage(context, "advantage", 1)).execute()
-    stage = make_stage(context, "optimize", 1)
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
-    host = session_of(context).host
+    run_stage(context, "advantage", 1)
+    data, host = training_data(context), session_of(context).host
     host.assemble(context.policy_ref(0), Weights.TRAINED)
     found = data.samples(host)
     units = data.plan(found)[0].slice(0, 2)
@@ -227,9 +227,8 @@ def test_samples_of_other_sources_have_no_gradient_and_are_left_out(make_config:
     assert 0 < len(asked) < len(rows)
     for row in rows:
         assert (row["offset"] >= 0) == (row["value"] is not None) == (row["rms"] > 0)
-    StageRun(make_stage(context, "advantage", 1)).execute()
-    stage = make_stage(context, "optimize", 1)
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
+    run_stage(context, "advantage", 1)
+    data = training_data(context)
     trained = {int(sample) for sample, _ in data.samples().units(data.algorithm.requires).rows}
     assert len(trained) == len(asked)
 
@@ -264,41 +263,6 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
         StoredGradients(context.store, [ref]).of(samples(context)[0][0])
     with pytest.raises(CorruptError, match="no gradient of sample missing"):
         StoredGradients(context.store, [ref]).rms("missing")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("rewards=[digits]",), "'digits' has no gradient"),
-        (
-            ("rewards=[{name: image_similarity, options: {by: pixels, folder: x}}]",),
-            "'image_similarity' has no gradient with options .*'by': 'pixels'",
-        ),
-        ((f'rewards=[{{name: "{HERE}:Groupwise"}}]',), "compares samples"),
-        (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
-        (("rewards=[{name: digits_network, standardize: true}]",), "has standardize set"),
-        (('rewards=[{name: digits_network, server: "http://127.0.0.1:1"}]',), "has server set"),
-        (("rollout.plan={name: window}",), "final latents"),
-        (("optimize.algorithm.options.target=linear", "optimize.inner_epochs=2"), "optimize.inner_epochs is 2"),
-        (("optimize.algorithm.options.target=linear", "optimize.replay={epochs: 1}"), "optimize.replay trains"),
-        (("optimize.algorithm.options.target=cubic",), "target is 'cubic'"),
-    ],
-)
-def test_what_cannot_work_is_refused(make_config: Make, overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*DIGITS, *overrides))
-
-
-def test_what_can_work_is_not_and_a_person_is_told_what_it_does(make_config: Make) -> None:
-    for overrides, word in (
-        (("optimize.inner_epochs=4", "optimize.replay={epochs: 1}"), "'bounded'"),
-        (("optimize.algorithm.options.target=linear", "rollout.group_size=1"), "'linear'"),
-    ):
-        config = make_config(*DIGITS, *overrides)
-        check_config(config)
-        notes = training_notes(RunPlan(config), updates=2)
-        assert any(word in note for note in notes)
-        assert any("monitors" in note for note in notes)
 
 
 def test_runs_without_gradients_have_no_such_stage(make_config: Make) -> None:

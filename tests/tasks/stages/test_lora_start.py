@@ -20,13 +20,12 @@ from flowmill.configs.load import parse_config
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.policies.diffusion import DiffusionPolicy
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tests.conftest import ConfigFactory
 from tests.support.foreign_adapters import plain_peft, written
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stored_shards
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
@@ -58,9 +57,7 @@ def test_the_evaluation_before_training_is_that_of_the_pipeline_with_the_adapter
     file = in_diffusers_form(adapter, tmp_path / "diffusers")
     context = prepare(make_config(f"model.lora={{start: {file}}}", "evaluate.samples=2", *FEW))
     evaluate(context, 0)
-    store, ref = context.store, context.chain.require(0, "evaluate").ref
-    record = next(record for record in store.shards(ref) if record.shard == "heldout")
-    shard = open_trajectory_store(context.config.rollout.store).open(store.files(ref, record))
+    shard = stored_shards(context, 0, "evaluate")[0]
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     quiet_libraries()
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(tiny_base)

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.model_families import FAMILIES, FamilySpec
-from flowmill.configs.schema import RunConfig
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.pipeline import Modules, Rows
 from flowmill.models.policies.sd3 import SD3
@@ -34,9 +33,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.samples import arrays_of
 from flowmill.tasks.metrics.view import RunView
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_epoch
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, prepare, run_epoch, updates_of
 
 
 def redness(media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -89,7 +86,7 @@ def test_an_algorithm_is_one_class_and_one_line(make_config: Make, monkeypatch: 
     check_config(config)
     context = prepare(config)
     run_epoch(context, 1)
-    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    updates = updates_of(context, 1)
     assert updates[0]["ratio"] == 1.0
     assert updates[-1]["ratio"] != 1.0
 
@@ -105,7 +102,7 @@ def test_a_family_is_one_class_and_one_line(make_config: Make, monkeypatch: pyte
         run_epoch(context, 1)
         latents = arrays_of(context.store, context.chain.require(1, "rollout").ref, "latents", None)
         moved[family] = [np.abs(states[1] - states[0]).mean() for _, states in sorted(latents.items())]
-        assert context.store.require(context.policy_ref(1)).summary["updates"]
+        assert updates_of(context, 1)
     assert len(moved["half"]) == len(moved["sd3"])
     assert moved["half"] != moved["sd3"]
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.maintenance.verify import verify_store
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.stages import STAGES, StageSpec, names_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
-from tests.support.inside import prepare, run_epoch, stage_run
+from tests.support.inside import Make, prepare, run_epoch, stage_rows, stage_run
 
 BEST = Node(1, "best")
 
@@ -40,9 +39,7 @@ class BestStage(Stage):
         return Output(rows=1)
 
 
-def test_a_new_stage_is_one_class_and_one_entry(
-    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_stage_is_one_class_and_one_entry(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = StageSpec(name="best", stage=f"{__name__}:BestStage", artifact="rewards", scope="epoch")
     monkeypatch.setitem(STAGES, "best", spec)
     assert names_of("epoch")[-1] == "best"
@@ -53,7 +50,7 @@ def test_a_new_stage_is_one_class_and_one_entry(
     run.execute()
     assert status_of(context.chain, BEST).state is Freshness.FRESH
     assert context.chain.require(*BEST).ref == run.ref
-    advantages = read_rows(context.store, context.chain.require(1, "advantage").ref)
+    advantages = stage_rows(context, 1, "advantage")
     first = max(advantages.to_pylist(), key=lambda row: row["advantage"])["sample_id"]
     (record,) = context.store.shards(run.ref)
     assert json.loads(context.store.files(run.ref, record).path("best.json").read_bytes()) == first

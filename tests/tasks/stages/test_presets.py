@@ -22,7 +22,6 @@ from flowmill.models.policies.parts import Part
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.maintenance.verify import verify_store
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.prompt_rows import read_picture
 from flowmill.tasks.inputs.prompts import read_prompts
 from flowmill.tasks.inputs.weight_sources import exported_folder
@@ -32,10 +31,9 @@ from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.seeds import generator
 from flowmill.tasks.specs.graph import Node
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.families import PIPELINES, UNPADDED, family_params, representatives
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stored_shards
 
 pytestmark = pytest.mark.slow
 
@@ -57,14 +55,13 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     context = prepare(config)
     run_epoch(context, 1)
     evaluate(context, 1)
-    StageRun(make_stage(context, "export", 1)).execute()
+    run_stage(context, "export", 1)
     return context
 
 
 def evaluated(context: RunContext) -> list[dict[str, Any]]:
     """Return prompt, seed and media of the evaluation's samples."""
-    store, ref = context.store, context.chain.require(1, "evaluate").ref
-    shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
+    shard = stored_shards(context, 1, "evaluate")[0]
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     section = context.config.prompts
     images = {prompt.text: prompt.images for prompt in read_prompts(section.train, section, where="prompts.train")}

@@ -17,7 +17,6 @@ from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.rewards.similarity import structural_similarity
 from flowmill.storage.trajectories import source_images
 from flowmill.storage.trajectories.source_images import FILE
-from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import try_rewards
 from flowmill.tasks.inputs.prompt_rows import read_picture
@@ -26,9 +25,8 @@ from flowmill.tasks.metrics.samples import media_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
-from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, stage_rows
 
 SOURCE = "rewards=[{name: image_similarity, options: {to: source, by: ssim}}]"
 
@@ -49,8 +47,8 @@ def edits(folder: Path, *overrides: str) -> RunConfig:
 
 def scored(context: RunContext) -> dict[str, float]:
     for stage, slot in (("rollout", ""), ("score", "image_similarity")):
-        StageRun(make_stage(context, stage, 1, slot)).execute()
-    rows = read_rows(context.store, context.chain.require(1, "score", "image_similarity").ref).to_pylist()
+        run_stage(context, stage, 1, slot)
+    rows = stage_rows(context, 1, "score", "image_similarity").to_pylist()
     return {row["sample_id"]: row["reward"] for row in rows}
 
 
@@ -119,10 +117,10 @@ def test_a_reward_that_compares_with_sources_wants_some(tmp_path: Path) -> None:
 def test_an_image_that_changes_while_a_run_begins_is_refused(tmp_path: Path) -> None:
     context = begin_run(edits(tmp_path))
     for stage in ("base", "encode"):
-        StageRun(make_stage(context, stage, 0)).execute()
+        run_stage(context, stage, 0)
     Image.new("RGB", (64, 64), "white").save(tmp_path / "3.png")
     with pytest.raises(PromptError, match=r"3\.png' was changed since the prompts were read"):
-        StageRun(make_stage(context, "preprocess", 0)).execute()
+        run_stage(context, "preprocess", 0)
 
 
 @pytest.mark.campaign
@@ -151,15 +149,11 @@ def test_edits_come_to_look_like_their_sources(tmp_path: Path) -> None:
     evaluate(context, 0)
     for epoch in range(1, 17):
         run_epoch(context, epoch)
-        rewards = read_rows(context.store, context.chain.require(epoch, "advantage").ref).column("reward").to_pylist()
+        rewards = stage_rows(context, epoch, "advantage").column("reward").to_pylist()
         means.append(np.mean(rewards))
     evaluate(context, 16)
     before, after = (
-        np.mean(
-            read_rows(context.store, context.chain.require(epoch, "judge", "image_similarity").ref)
-            .column("reward")
-            .to_pylist()
-        )
+        np.mean(stage_rows(context, epoch, "judge", "image_similarity").column("reward").to_pylist())
         for epoch in (0, 16)
     )
     assert np.mean(means[-3:]) > np.mean(means[:3]) + 0.001, means

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,14 @@ from flowmill.models.rewards.wrappers import mean_ranks
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import composed
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.monitors import correlations, shares
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.clip import write_latent_head
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
+from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.support.serving import served, spoiling
 
-Make = Callable[..., RunConfig]
 PICKY, GROUPED, LATENT = (f"tests.tasks.stages.test_scoring:{name}" for name in ("picky", "Grouped", "Latent"))
 
 
@@ -266,19 +264,14 @@ def test_equal_samples_share_the_mean_of_their_ranks() -> None:
     assert score(rank, "rank", batch).values[2] == 0.25
 
 
-@pytest.mark.parametrize("store", ["webdataset", "parquet"])
-def test_latents_are_scored_without_any_decoder(make_config: Make, tmp_path: Path, store: str) -> None:
-    context = prepare(make_config(
-        f"rewards=[{{name: '{LATENT}', label: l}}]",
-        "rollout.media={format: none, latents: true}",
-        f"rollout.store={store}",
-    ))  # fmt: skip
+def test_latents_are_scored_without_any_decoder(make_config: Make) -> None:
+    rewards, parquet = f"rewards=[{{name: '{LATENT}', label: l}}]", "rollout.store=parquet"
+    context = prepare(make_config(rewards, "rollout.media={format: none, latents: true}", parquet))
     run_epoch(context, 1)
     evaluate(context, 1)
     assert session_of(context).host.loads["vae"] == 0
     assert session_of(context).host.loads["denoiser"] == 1
-    with_images = prepare(make_config("rollout.media.latents=true", f"rewards=[{{name: '{LATENT}', label: l}}]",
-                                      "run.name=decoded", f"rollout.store={store}"))  # fmt: skip
+    with_images = prepare(make_config("rollout.media.latents=true", rewards, "run.name=decoded", parquet))
     run_epoch(with_images, 1)
     assert session_of(with_images).host.loads["vae"] == 1
     assert rewards_of(context, "l") == rewards_of(with_images, "l"), "the same latents, whether decoded or not"
@@ -301,26 +294,6 @@ def test_a_head_of_ones_own_scores_latents(make_config: Make, tmp_path: Path) ->
     for name, said in (("two", "the last with one output"), ("nowhere", "No such file")):
         with pytest.raises(ConfigError, match=said):
             make_reward("latent_head", {"head": str(tmp_path / f"{name}.safetensors")})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        ([f"rewards=[{{name: '{LATENT}'}}]"], "scores latents, which are not kept. Set rollout.media.latents"),
-        (["rollout.media={format: none, latents: true}"], "but rollout.media.format is 'none' and nothing is decoded"),
-        (["rewards=[{name: 'tests.tasks.stages.test_scoring:OfClips'}]"], "scores whole clips, but its 'frames' is 1"),
-        (
-            ["rewards=[{name: 'tests.tasks.stages.test_scoring:Columned'}]"],
-            "needs the column 'count' .* which prompt '\"00\"' of",
-        ),
-        (["rewards=[{name: digits, server: 'http://x', device: cpu}]"], "has the device 'cpu' and a server"),
-        (["evaluate.judges=[{name: digits, threshold: 1}]"], r"evaluate.judges: 'digits' has threshold 1.0"),
-        (["monitors=[{name: digits, standardize: true}]"], "monitors: 'digits' has standardize True"),
-    ],
-)
-def test_needs_that_are_not_met_are_refused(make_config: Make, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(make_config(*overrides))
 
 
 class OfClips(Latent):

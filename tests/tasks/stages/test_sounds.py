@@ -9,11 +9,9 @@ from flowmill.configs.load import load_config
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.rewards.loudness import Loudness
 from flowmill.storage.trajectories.base import TrajectoryShard
-from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_epoch
+from tests.support.inside import prepare, run_epoch, stage_rows, stored_shards, summary_of
 
 REWARDS = "rewards=[{name: 'tests.support.rewards:brightness', label: seen, weight: 2}, {name: loudness, label: heard}]"
 
@@ -31,11 +29,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
 
 
 def shards(context: RunContext) -> list[TrajectoryShard]:
-    return list(shards_of(context.store, context.chain.require(1, "rollout").ref))
+    return list(stored_shards(context, 1, "rollout"))
 
 
 def scores(context: RunContext, slot: str) -> np.ndarray:
-    return read_rows(context.store, context.chain.require(1, "score", slot).ref).column("reward").to_numpy()
+    return stage_rows(context, 1, "score", slot).column("reward").to_numpy()
 
 
 def test_rewards_of_sound_hear_what_is_stored(trained: RunContext) -> None:
@@ -46,6 +44,6 @@ def test_rewards_of_sound_hear_what_is_stored(trained: RunContext) -> None:
 
 
 def test_training_starts_at_ratio_one_and_moves_the_policy(trained: RunContext) -> None:
-    update, _ = trained.store.require(trained.chain.require(1, "optimize").ref).summary["updates"]
+    update, _ = summary_of(trained, 1, "optimize")["updates"]
     assert (update["ratio_mean"], update["ratio_std"]) == (1.0, 0.0)
     assert update["grad_norm"] > 0

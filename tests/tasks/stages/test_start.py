@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError, RunConflictError
 from flowmill.configs.load import parse_config
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
-from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.inputs.weight_sources import Weights, exported_folder
 from flowmill.tasks.metrics.describe import describe_run
@@ -22,11 +19,10 @@ from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.staleness import Freshness, status_of
 from flowmill.tasks.runs.start import check_start
 from flowmill.tasks.specs.graph import policy_after
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage, stored_shards, updates_of
 from tests.support.language_models import texts_data
 from tests.tasks.stages.test_stages import stored
 
-Make = Callable[..., RunConfig]
 LORA = "model.lora={rank: 2, alpha: 4}"
 FEW = (
     "rollout.prompts_per_epoch=1",
@@ -47,14 +43,12 @@ def chained(make_config: Make, request: pytest.FixtureRequest) -> tuple[RunConte
 
 
 def first_update(context: RunContext, epoch: int = 1) -> Any:
-    return context.store.require(context.policy_ref(epoch)).summary["updates"][0]
+    return updates_of(context, epoch)[0]
 
 
 def reference_kl(context: RunContext, epoch: int) -> list[float]:
     """Return the KL to the reference of all trained steps of an epoch's samples."""
-    store, ref = context.store, context.chain.require(epoch, "rollout").ref
-    opener = open_trajectory_store(context.config.rollout.store)
-    tables = [opener.open(store.files(ref, record)).table for record in store.shards(ref)]
+    tables = [shard.table for shard in stored_shards(context, epoch, "rollout")]
     return [kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]
 
 
@@ -106,33 +100,29 @@ def test_the_start_is_part_of_the_policys_identity_and_outlives_its_run(
     assert open_run(again.store.root.uri, "second", reads=True).policy_ref(2) == again.policy_ref(2)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.start=smal@1"], "there is no run 'smal' in .*Did you mean 'small'"),
-        (["model.start=small@7"], "run 'small' has no policy after epoch 7; its last is that after epoch 1"),
-        (["model.lora={rank: 3, alpha: 4}"], r"trains adapters \(rank 2, alpha 4\), this config adapters \(rank 3"),
-        (["model.lora=null"], "this config all weights. Set model.lora as in that run"),
-        (["model.policy=flux1"], "trains another base model"),
-        (
-            ["model.path=null", "model.build=digits"],
-            r"another base model \(sd3, tiny_base\) than this config \(sd3, digits",
-        ),
-        (["store.root=nowhere"], "there is no store at 'nowhere'. Train that run first"),
-    ],
-)
-def test_what_cannot_be_a_start_is_refused_before_the_run_begins(
-    make_config: Make, overrides: list[str], message: str
-) -> None:
+NO_STARTS = [
+    (["model.start=smal@1"], "there is no run 'smal' in .*Did you mean 'small'"),
+    (["model.start=small@7"], "run 'small' has no policy after epoch 7; its last is that after epoch 1"),
+    (["model.lora={rank: 3, alpha: 4}"], r"trains adapters \(rank 2, alpha 4\), this config adapters \(rank 3"),
+    (["model.lora=null"], "this config all weights. Set model.lora as in that run"),
+    (["model.policy=flux1"], "trains another base model"),
+    (
+        ["model.path=null", "model.build=digits"],
+        r"another base model \(sd3, tiny_base\) than this config \(sd3, digits",
+    ),
+    (["store.root=nowhere"], "there is no store at 'nowhere'. Train that run first"),
+]
+
+
+def test_what_cannot_be_a_start_is_refused_before_the_run_begins(make_config: Make) -> None:
     first = prepare(make_config(LORA, *FEW))
     run_epoch(first, 1)
-    config = make_config(LORA, *SECOND, *overrides)
-    with pytest.raises(ConfigError, match=message):
-        check_start(config)
-    if "store.root=nowhere" not in overrides:
-        with pytest.raises(ConfigError, match=message):
-            begin_run(config)
-        assert begin_run(make_config(LORA, *FEW)).run.describe(), "the store is as before"
+    for overrides, message in NO_STARTS:
+        config = make_config(LORA, *SECOND, *overrides)
+        for begin in (check_start, begin_run) if overrides[0] != "store.root=nowhere" else (check_start,):
+            with pytest.raises(ConfigError, match=message):
+                begin(config)
+    assert begin_run(make_config(LORA, *FEW)).run.describe(), "the store is as before"
     assert not Path("nowhere").exists()
 
 

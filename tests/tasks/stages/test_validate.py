@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flowmill.configs.errors import ConfigError, DataError
-from flowmill.configs.load import load_config
+from flowmill.configs.load import load_config, parse_config
 from flowmill.flows.cli.filters import EntryFilter
 from flowmill.flows.cli.status_tables import print_run
 from flowmill.tasks.checks.check import check_config
@@ -129,8 +129,7 @@ def test_texts_have_a_loss_per_token(tmp_path: Path) -> None:
     data["data"] = {"sample": "text", **{name: str(file) for name, file in files.items()}}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
     data["optimize"] = {"algorithm": "sft"}
-    (tmp_path / "texts.yaml").write_text(yaml.safe_dump(data))
-    config = load_config(tmp_path / "texts.yaml")
+    config = parse_config(data, where="here")
     remember(config)
     context = prepare(config)
     validate(context, 0)

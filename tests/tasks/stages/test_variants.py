@@ -13,11 +13,10 @@ import torch
 from PIL import Image, ImageOps
 
 from flowmill.configs.data import DataSection
-from flowmill.configs.errors import ConfigError, DataError, FlowmillError
+from flowmill.configs.errors import DataError
 from flowmill.configs.load import load_config
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
-from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.choices.given import drawn_variants, epoch_groups
 from flowmill.tasks.inputs.data_file import DataFile
 from flowmill.tasks.inputs.data_rows import DataRows, read_data_rows
@@ -29,11 +28,16 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
 from flowmill.tasks.specs.graph import HELD_OUT, Node
-from flowmill.tasks.stages.stage_run import StageRun
-from flowmill.tasks.training.data import TrainingData
 from tests.conftest import ROOT
-from tests.support.given import pairs, picture, rated, singles, write_jsonl
-from tests.support.inside import make_stage, plan_requiring, prepare, run_epoch, session_of
+from tests.support.given import given_data, pairs, picture, singles, write_jsonl
+from tests.support.inside import (
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stage_run,
+    updates_of,
+)
 from tests.tasks.stages.test_given import SFT, Make, given, samples_of
 
 __all__ = ["given"]
@@ -47,7 +51,7 @@ def variants_of(context: RunContext) -> list[dict[str, Any]]:
 
 def trained(context: RunContext, epoch: int) -> dict[str, list[Any]]:
     """Return the columns of the samples that an epoch trains."""
-    StageRun(make_stage(context, "advantage", epoch)).execute()
+    run_stage(context, "advantage", epoch)
     columns: dict[str, list[Any]] = read_rows(context.store, context.chain.ref(Node(epoch, "advantage"))).to_pydict()
     return columns
 
@@ -106,8 +110,8 @@ def test_views_and_draws_depend_on_no_shard_and_no_restart(given: Make, tmp_path
     run_epoch(whole, 1)
     context = begin_run(given(rows, SFT, **section))
     for name in ("base", "encode", "preprocess"):
-        StageRun(make_stage(context, name, 0)).execute()
-    stage = StageRun(make_stage(context, "ingest", 0))
+        run_stage(context, name, 0)
+    stage = stage_run(context, "ingest", 0)
     stage.run_shard(stage.pending()[1])
     again = prepare(given(rows, SFT, **section, rows_per_shard=5))
     run_epoch(again, 1)
@@ -132,7 +136,7 @@ def test_a_pair_is_cropped_and_mirrored_alike_and_has_one_caption(given: Make) -
         expected = np.asarray(ImageOps.fit(pairs()[0][key], (32, 16), Image.Resampling.LANCZOS, centering=window))
         assert np.array_equal(media[name][2], expected[:, ::-1] if drawn_views[0] % 2 else expected)
     run_epoch(context, 1)
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+    assert updates_of(context, 1)[0]["grad_norm"] > 0
 
 
 def test_draws_have_the_shares_that_settings_name() -> None:
@@ -178,9 +182,7 @@ def test_rows_train_with_the_caption_that_was_drawn_or_without_one(given: Make, 
     assert "" not in {prompt.text for prompt in context.prompts["train"]}, "evaluations have captions"
     shown = RunView(context).samples(2)
     assert shown["prompt"].to_pylist() == found[1]
-    host, stage = session_of(context).host, make_stage(context, "optimize", 2)
-    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(2, "advantage"))]
-    data = TrainingData(context, stage.policy_kind, 2, inputs)
+    host, data = session_of(context).host, given_data(context, 2)
     samples = data.samples(host)
     (units,) = data.plan(samples)[:1]
     batch = cast(Any, samples.batch(units, len(units.rows)))
@@ -202,9 +204,7 @@ def test_the_loss_of_prior_rows_is_multiplied(given: Make, tmp_path: Path) -> No
         assert check_config(context.config).samples_per_epoch == 6
         columns = trained(context, 1)
         assert sorted(columns["advantage"]) == [weight] * 3 + [1.0] * 3
-        host, stage = session_of(context).host, make_stage(context, "optimize", 1)
-        inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
-        data = TrainingData(context, stage.policy_kind, 1, inputs)
+        host, data = session_of(context).host, given_data(context, 1)
         samples = data.samples(host)
         (units,) = data.plan(samples)
         rows = cast(Any, samples.batch(units, len(units.rows)))
@@ -219,7 +219,7 @@ def test_the_loss_of_prior_rows_is_multiplied(given: Make, tmp_path: Path) -> No
         for parameter in trainable.parameters():
             parameter.grad = None
         run_epoch(context, 1)
-        update = context.store.require(context.policy_ref(1)).summary["updates"][0]
+        update = updates_of(context, 1)[0]
         assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
         norms[weight] = norm
     assert norms[0.25] < norms[1.0]
@@ -252,18 +252,6 @@ def test_folders_say_how_often_their_images_count(tmp_path: Path) -> None:
         read(str(table), repeats="folders")
 
 
-def test_repeated_rows_of_a_subject_and_of_its_class_are_trained(given: Make, tmp_path: Path) -> None:
-    """DreamBooth with the folders of kohya's trainers."""
-    source = folders(tmp_path / "subject", {"3_zwx dog": 1})
-    prior = {"train": folders(tmp_path / "class", {"1_dog": 4})}
-    context = prepare(given(source, SFT, repeats="folders", prior=prior))
-    run_epoch(context, 1)
-    columns = trained(context, 1)
-    names = {Prompt(text=text).id: text for text in ("zwx dog", "dog")}
-    assert Counter(names[each] for each in columns["prompt_id"]) == {"zwx dog": 3, "dog": 3}
-    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
-
-
 def test_each_setting_changes_what_is_trained_and_none_changes_held_out_rows(given: Make, tmp_path: Path) -> None:
     heldout = str(write_jsonl(tmp_path / "heldout", [{"prompt": '"77"', "image": picture(70)}]))
     prior = str(write_jsonl(tmp_path / "prior", [{"prompt": "thing", "image": picture(71)}]))
@@ -289,32 +277,3 @@ def test_each_setting_changes_what_is_trained_and_none_changes_held_out_rows(giv
     # The share of captions and the weight are no part of what is encoded.
     assert ids[5][0] == ids[6][0]
     assert ids[8][0] == ids[9][0]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "section", "message"),
-    [
-        (SFT, {"windows": 3}, "data.windows is the number of random crops"),
-        (SFT, {"repeats": 0}, "data.repeats is 0; a row counts once or more"),
-        (SFT, {"empty_captions": 1.0}, "empty_captions"),
-        ("kto", {"rating": "stars", "scale": (1, 5), "prior": {"train": "x.jsonl"}}, "data.prior goes with samples of"),
-        (SFT, {"rating": "stars", "scale": (1, 5), "prior": {"train": "x.jsonl"}}, "neither pairs nor ratings"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(
-    given: Make, algorithm: Any, section: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(FlowmillError, match=message):
-        check_config(given(rated(), algorithm, **section), rewards=False)
-
-
-@pytest.mark.parametrize("section", [{"flip": True}, {"crop": "random"}, CAPTIONS, {"prior": {"train": "x.jsonl"}}])
-def test_settings_of_images_are_refused_for_texts_and_for_edits(given: Make, section: dict[str, Any]) -> None:
-    config = given(singles(), SFT, **section)
-    texts = config.model_copy(update={"model": config.model.model_copy(update={"kind": "tokens"})})
-    with pytest.raises(ConfigError, match=r"data\.\w+ is for denoisers of images and films, but model.policy '\w+' is"):
-        check_data(plan_requiring(texts, advantages=False, data="forward"))
-    if {*section} & {"flip", "crop"}:
-        edits = given(singles(), SFT, **section, prompt_image="source")
-        with pytest.raises(ConfigError, match=r"the images of data\.columns\.prompt_image would stay"):
-            check_data(plan_requiring(edits, advantages=False, data="forward"))

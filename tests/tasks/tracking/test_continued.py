@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,17 +18,16 @@ from mlflow.store.tracking.dbmodels.models import Base
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import String
 
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.tracking import logged
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.tracker import Tracker
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
+from tests.support.small import small_config
 from tests.tasks.tracking.test_tracking import client_of, exported, steps, track
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-Make = Callable[..., RunConfig]
 
 
 class Killed(BaseException):
@@ -78,6 +79,20 @@ def evaluated(make_config: Make, *settings: str) -> RunContext:
     return context
 
 
+@pytest.fixture(scope="module")
+def evaluated_store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    evaluated(partial(small_config, folder, tiny_base))
+    return folder / "store"
+
+
+@pytest.fixture
+def context(evaluated_store: Path, make_config: Make, tmp_path: Path) -> RunContext:
+    """A run of two epochs, each evaluated, in a store of its own."""
+    shutil.copytree(evaluated_store, tmp_path / "store", symlinks=True)
+    return begin_run(make_config())
+
+
 #: Between points, those of the model and tags, which are a transaction each, and around the model.
 MOMENTS = (
     lambda: stops_once(SqlAlchemyStore, "_set_tags", when=is_tag_of_last),
@@ -89,8 +104,7 @@ MOMENTS = (
 )
 
 
-def test_what_a_kill_left_half_logged_is_completed_and_nothing_is_there_twice(make_config: Make) -> None:
-    context = evaluated(make_config)
+def test_what_a_kill_left_half_logged_is_completed_and_nothing_is_there_twice(context: RunContext) -> None:
     for number, moment in enumerate(MOMENTS):
         first = broken_off(context, f"tracking-{number}", moment())
         again = Tracker(begin_run(context.config), orchestrator={}, series=f"tracking-{number}")
@@ -119,8 +133,7 @@ def check_complete(context: RunContext, client: MlflowClient, run: Any) -> None:
     assert len(list(artifacts.glob("images/*.png"))) == 6, "one of each list and evaluation"
 
 
-def test_images_sort_by_epoch_and_those_of_an_earlier_version_keep_their_names(make_config: Make) -> None:
-    context = evaluated(make_config)
+def test_images_sort_by_epoch_and_those_of_an_earlier_version_keep_their_names(context: RunContext) -> None:
     # An earlier version, which did not pad epochs, was killed after the images of the first evaluation.
     with patch.object(logged, "epoch_digits", str):
         earlier = broken_off(context, "tracking", stops_once(MlflowClient, "log_outputs"))
@@ -136,8 +149,7 @@ def test_images_sort_by_epoch_and_those_of_an_earlier_version_keep_their_names(m
     ]
 
 
-def test_points_have_the_time_of_their_commit(make_config: Make) -> None:
-    context = evaluated(make_config)
+def test_points_have_the_time_of_their_commit(context: RunContext) -> None:
     track(context)
     client, run = client_of(context)
     records = context.store.shards(context.chain.require(2, "optimize").ref)

@@ -1,4 +1,4 @@
-"""Links to MLflow's pages lead to where they are served."""
+"""Links to MLflow's pages lead to where they are served, and its files lie in one folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flowmill.flows import artifacts
-from flowmill.tasks.tracking.locations import UI_ADDRESS, served_at, ui_page
+from flowmill.tasks.tracking.client import RELATIVE, FolderClient
+from flowmill.tasks.tracking.locations import UI_ADDRESS, database_uri, served_at, ui_page
 
 PAGE = "/#/experiments/1/runs/abc?workflowType=machine_learning"
 
@@ -51,3 +52,18 @@ def test_what_prefect_shows_can_be_clicked(show: object, monkeypatch: pytest.Mon
     assert "flowmill ui --root '/my store'" in shown[0]
     show("run", "/my store", "http://tracker.example/#/runs/1")
     assert "[MLflow run](http://tracker.example/#/runs/1)" in shown[1]
+
+
+@pytest.mark.parametrize("name", ["50%20off", "a?b=c", "a#b", "a b", "über", "a+b&c;", "[a]{b}", "a:b", "~a", "'a\"b"])
+def test_all_files_lie_in_the_folder_whatever_its_name(name: str, tmp_path: Path) -> None:
+    folder, note = tmp_path / "top" / name, tmp_path / "note.txt"
+    folder.mkdir(parents=True)
+    note.write_text("text")
+    client = FolderClient(folder)
+    run = client.create_run(client.create_experiment("one", artifact_location=f"{RELATIVE}/one"))
+    client.log_artifact(run.info.run_id, str(note))
+    assert [path.name for path in folder.parent.iterdir()] == [name]
+    assert {path.name for path in folder.iterdir()} == {"mlflow.db", "mlflow-artifacts"}
+    again = FolderClient(folder)
+    assert [entry.path for entry in again.list_artifacts(run.info.run_id)] == ["note.txt"]
+    assert database_uri(folder / "mlflow.db") == again.tracking_uri

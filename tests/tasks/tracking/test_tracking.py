@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage import layout
 from flowmill.tasks.metrics import tracked as tracked_content
 from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
@@ -31,10 +29,10 @@ from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import runs_page
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch, run_stage
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
+from tests.support.small import small_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-Make = Callable[..., RunConfig]
 LINKS = {"prefect.flow_run_id": "f-1", "prefect.flow_run_url": "http://127.0.0.1:4200/runs/flow-run/f-1"}
 
 
@@ -58,10 +56,11 @@ def exported(context: RunContext, epoch: int) -> None:
     run_stage(context, "export", epoch)
 
 
-@pytest.fixture
-def tracked(make_config: Make) -> RunContext:
-    """One epoch, evaluated before and after, exported and tracked."""
-    context = prepare(make_config("run.epochs=1"))
+@pytest.fixture(scope="module")
+def tracked_store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of one epoch, evaluated before and after, exported and tracked; tests take copies of it."""
+    folder = tmp_path_factory.mktemp("tracked")
+    context = prepare(small_config(folder, tiny_base, "run.epochs=1"))
     evaluate(context, 0)
     tracker = Tracker(context, orchestrator=LINKS)
     tracker.log_evaluation(0)
@@ -75,7 +74,13 @@ def tracked(make_config: Make) -> RunContext:
     assert tracker.close("FINISHED") is None
     assert url is not None
     assert url.endswith(f"/runs/{tracker.run_id}?workflowType=machine_learning")
-    return context
+    return folder / "store"
+
+
+@pytest.fixture
+def tracked(tracked_store: Path, tmp_path: Path) -> RunContext:
+    shutil.copytree(tracked_store, tmp_path / "store", symlinks=True)
+    return open_run(str(tmp_path / "store"), "small", trusted=True)
 
 
 def test_a_run_in_mlflow(tracked: RunContext) -> None:
@@ -302,14 +307,15 @@ def champion(context: RunContext) -> str:
     return str(client.get_model_version_by_alias("flowmill-small", "champion").version)
 
 
-def test_the_database_moves_with_its_folder_and_names_no_place(tracked: RunContext, tmp_path: Path) -> None:
+def test_the_database_moves_with_its_folder_and_names_no_place(
+    tracked_store: Path, tracked: RunContext, tmp_path: Path
+) -> None:
     old, new = Path(tracked.store.root.uri), tmp_path / "moved"
     with sqlite3.connect(old / "mlflow.db") as database:
         dump = "\n".join(database.iterdump())
-    assert str(tmp_path) not in dump
+    assert str(tracked_store.parent) not in dump
     assert str(Path.cwd()) not in dump
-    shutil.copytree(old, new)
-    shutil.rmtree(old)
+    old.rename(new)
     moved = open_run(str(new), "small")
     run_stage(moved, "evaluate", 1, "more")
     run_stage(moved, "judge", 1, "jpeg_compressibility@more")
@@ -322,8 +328,8 @@ def test_the_database_moves_with_its_folder_and_names_no_place(tracked: RunConte
     assert client.get_model_version_by_alias("flowmill-small", "champion")
 
 
-def test_mlflows_global_settings_are_left_alone(tracked: RunContext) -> None:
-    assert str(tracked.store.root.uri) not in mlflow.get_tracking_uri()
+def test_mlflows_global_settings_are_left_alone(tracked_store: Path) -> None:
+    assert str(tracked_store) not in mlflow.get_tracking_uri()
 
 
 def test_an_outage_is_told_and_does_not_stop_training(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:

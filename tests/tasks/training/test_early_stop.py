@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,23 +12,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowmill.configs.errors import ConfigError
-from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.checkpoints import latest_checkpoint
 from flowmill.tasks.algorithms.base import Requirements, RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import Weights, policy_folder
 from flowmill.tasks.metrics.alerts import Watcher
 from flowmill.tasks.metrics.tracked import epoch_content
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runtime.ranks import Ranks
-from tests.support.inside import make_stage, prepare, run_epoch, session_of
+from tests.support.inside import Make, make_stage, prepare, run_epoch, session_of
 from tests.tasks.stages.test_stages import Stop, stop_after
 from tests.tasks.training.test_updates import Linear, train
-
-Make = Callable[..., RunConfig]
 
 FOUR = ["optimize.updates_per_epoch=4", "execution.checkpoint_every=1"]
 
@@ -177,16 +171,3 @@ def test_the_base_model_is_at_distance_0_until_training_moves(make_config: Make,
     run_epoch(context, 1)
     found = summary_of(context)
     assert (found["kl_epoch"], found["kl_base"]) == (pytest.approx(0, abs=1e-12), 0)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["optimize.stop_kl=0"], "'optimize.stop_kl' is 0"),
-        (["optimize.stop_kl=0.1", "optimize.algorithm=nft", "rollout.plan={name: final}"], "'nft' has no policy ratio"),
-    ],
-)
-def test_a_limit_that_would_do_nothing_is_refused(make_config: Make, overrides: list[str], expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_config(make_config(*overrides))
-    assert expected in str(error.value)

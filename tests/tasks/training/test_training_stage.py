@@ -11,13 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import RunConfig
 from flowmill.tasks.algorithms.base import RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from flowmill.tasks.algorithms.grpo import GRPO
-from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import policy_folder
 from flowmill.tasks.modalities.rows import Units, micro_batches
 from flowmill.tasks.runs.context import RunContext
@@ -25,28 +22,15 @@ from flowmill.tasks.stages.optimize import OptimizeStage
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import checkpoints
 from flowmill.tasks.training import epoch as training
-from flowmill.tasks.training.data import TrainingData
 from flowmill.tasks.training.loop import run_updates
 from flowmill.tasks.training.state import read_state
-from tests.support.inside import make_stage, prepare, run_epoch
-
-Make = Callable[..., RunConfig]
+from tests.support.inside import Make, collect, make_stage, prepare, run_epoch, training_data, updates_of
 
 
 def optimize(context: RunContext, epoch: int) -> OptimizeStage:
     made = make_stage(context, "optimize", epoch)
     assert isinstance(made, OptimizeStage)
     return made
-
-
-def training_data(context: RunContext, epoch: int) -> TrainingData:
-    stage = optimize(context, epoch)
-    return TrainingData(context, stage.policy_kind, epoch, stage.inputs())
-
-
-def collect(context: RunContext, epoch: int) -> None:
-    for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
-        StageRun(make_stage(context, name, epoch, slot)).execute()
 
 
 @pytest.mark.slow
@@ -79,7 +63,7 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
     chain, stage = context.chain, optimize(context, 1)
     own = (context.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
     assert stage.inputs() == own
-    data = training_data(context, 1)
+    data = training_data(context)
     ids = data.samples().reader.sample_ids.to_pylist()
     for number, sample in enumerate(ids):
         expected = [i for i, units in enumerate(plans[0]) if number in units.rows[:, 0].tolist()]
@@ -135,16 +119,6 @@ def test_the_behavior_policy_is_the_one_that_rolled_out(make_config: Make, monke
     assert any(not torch.equal(value, dict(newest)[name]) for name, value in behavior)
 
 
-@pytest.mark.parametrize("inner_epochs", [1, 2])
-def test_reference_velocities_are_kept_only_for_a_second_pass(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch, inner_epochs: int
-) -> None:
-    handed = handed_models(monkeypatch)
-    kl = "optimize.algorithm.options.kl_coef=0.1"
-    run_epoch(prepare(make_config(kl, f"optimize.inner_epochs={inner_epochs}", "optimize.updates_per_epoch=1")), 1)
-    assert (handed[0].remembered is None) == (inner_epochs == 1)
-
-
 @pytest.mark.parametrize(("every", "expected"), [(0, []), (2, [2]), (3, [3])])
 def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
     make_config: Make, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
@@ -188,23 +162,6 @@ def test_the_first_update_uses_what_the_rollout_predicted_without_the_prompt(
     assert known == 2 * [*[True] * quarter, *[False] * quarter]
     assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 2e-6
     assert sum(float(value.abs().sum()) for value in weights[1].values()) > 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        (["model.guidance_scale=1"], "no guidance"),
-        (["optimize.guidance_gradient=both"], "is 'both'"),
-        (["optimize.algorithm={name: nft}", "rollout.plan={name: final}"], "trains no stochastic steps"),
-        (["optimize.replay={epochs: 1}"], "older policies"),
-        (["execution.ahead=1"], "an older policy"),
-    ],
-)
-def test_predictions_that_nobody_would_read_are_not_stored(make_config: Make, settings: list[str], why: str) -> None:
-    guided = ["model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", "rollout.unconditional=true"]
-    check_config(make_config(*guided))
-    with pytest.raises(ConfigError, match=f"rollout.unconditional has no use: .*{why}"):
-        check_config(make_config(*guided, *settings))
 
 
 @pytest.mark.campaign_cases("adamw8bit")
@@ -302,7 +259,7 @@ def test_a_transformer_that_no_trained_step_reaches_is_said_once(tmp_path: Path)
     context.reporter.message = said.append  # type: ignore[method-assign]
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        for update in context.store.require(context.policy_ref(epoch)).summary["updates"]:
+        for update in updates_of(context, epoch):
             assert update["grad_norm_transformer"] == pytest.approx(update["grad_norm"])
             assert update["grad_norm_transformer_2"] == 0
     assert [text for text in said if "got no gradient" in text] == [
