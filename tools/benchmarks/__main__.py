@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.benchmarks import crossing, epoch, learning, page, peers, scale, store, waits
+from tools.benchmarks import crossing, epoch, learning, page, peers, scale, store, texts, waits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = {"learning": DOCS / "algorithms.md"}
@@ -25,6 +25,7 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         crossed += ["--plot", str(DOCS / "images" / "learning.png")]
     return {
         "peers": lambda: peers.compare(options.flow_grpo, options.rounds, list(peers.VARIANTS)),
+        "texts": lambda: texts.compare(options.rounds),
         "epoch": epoch.table,
         "store": store.table,
         "scale": lambda: scale.table(scale.parsed(["--runs"])),

@@ -1,9 +1,9 @@
 """The compute of ``tools.benchmarks.peers`` alone: its rows through the denoiser with adapters, forward and backward.
 
-``python -m tools.benchmarks.bare BASE CHANGES [--plain]`` prints CPU seconds and rows of a second epoch. CHANGES is the
+``python -m tools.benchmarks.bare BASE CHANGES`` prints CPU seconds and rows of a second epoch. CHANGES is the
 JSON of a variant of ``tools.benchmarks.peers``, which says which halves of guidance have a gradient, which predictions
-are stored, and whether blocks are compiled. Adapters are merged as flowmill merges them, with ``--plain`` they are
-peft's own. Nothing else is done: no text, noise schedule, decoding, loss, reward, optimizer or file.
+are stored, and whether blocks are compiled. Adapters are merged as flowmill merges
+them. Nothing else is done: no text, noise schedule, decoding, loss, reward, optimizer or file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from tools.benchmarks.work import WORK, Rows
 class Bare:
     """The denoiser with its adapters, and inputs of the work's shapes."""
 
-    def __init__(self, base: Path, *, compiled: bool, plain: bool) -> None:
+    def __init__(self, base: Path, *, compiled: bool) -> None:
         self._denoiser: Any = diffusers.SD3Transformer2DModel.from_pretrained(base / "transformer").eval()
         self._denoiser.requires_grad_(False)
         rank, alpha = WORK["lora"]["rank"], WORK["lora"]["alpha"]
         self._denoiser.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(SD3.lora_targets)))
-        if not plain:
-            Merged([self._denoiser])
+        Merged([self._denoiser])
         if compiled:
             compile_blocks(self._denoiser, ())
         torch.manual_seed(0)
@@ -89,12 +88,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", type=Path)
     parser.add_argument("changes", type=json.loads)
-    parser.add_argument("--plain", action="store_true")
     options = parser.parse_args()
     changes: Mapping[str, Mapping[str, Any]] = options.changes
     torch.set_num_threads(1)
     rows = Rows()
-    bare = Bare(options.base, compiled=changes.get("model", {}).get("compile", False), plain=options.plain)
+    bare = Bare(options.base, compiled=changes.get("model", {}).get("compile", False))
     form = form_of(changes)
     bare.epoch(**form)
     before, begun = rows.counted(), time.process_time()

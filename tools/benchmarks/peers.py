@@ -85,15 +85,15 @@ def ours(base: Path, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         return {**_mean(json.loads(counts.read_text())), "peak": peak}
 
 
-def bare_name(variant: str, adapters: str = "adapters merged") -> str:
+def bare_name(variant: str) -> str:
     """Return the name of the row of a variant's bare compute."""
-    return f"{variant.replace('flowmill', 'bare compute')}, {adapters}"
+    return f"{variant.replace('flowmill', 'bare compute')}, adapters merged"
 
 
-def bare(base: Path, variant: Mapping[str, Mapping[str, Any]], *, plain: bool) -> dict[str, Any]:
+def bare(base: Path, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Compute the rows of a variant and nothing else (``tools.benchmarks.bare``); return the same."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["-m", "tools.benchmarks.bare", str(base), json.dumps(variant), *(["--plain"] if plain else [])]
+        command = ["-m", "tools.benchmarks.bare", str(base), json.dumps(variant)]
         output, peak = take(command, Path(folder))
     return {**json.loads(output.strip().splitlines()[-1]), "peak": peak}
 
@@ -186,9 +186,7 @@ def compare(checkout: Path | None, rounds: int, only: Sequence[str]) -> str:
             each = {} if checkout is None else {THEIRS: theirs(checkout.resolve(), base)}
             for variant in only:
                 each[variant] = ours(base, VARIANTS[variant])
-                each[bare_name(variant)] = bare(base, VARIANTS[variant], plain=False)
-                if "compiled" not in variant:
-                    each[bare_name(variant, "peft's adapters")] = bare(base, VARIANTS[variant], plain=True)
+                each[bare_name(variant)] = bare(base, VARIANTS[variant])
             check_work(each)
             found.append(each)
             sys.stderr.write(f"round {number + 1} of {rounds}: {json.dumps(each)}\n")

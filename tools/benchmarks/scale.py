@@ -182,6 +182,7 @@ def table(options: argparse.Namespace) -> str:
         before, work = counted.requests, json.dumps([root, samples, shards, *operation])
         command = [sys.executable, "-m", "tools.benchmarks.scale", "--inside", work]
         seconds, memory = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+        sys.stderr.write(f"{work}: {seconds:.2f} CPU s, {counted.requests - before} requests, {memory:.0f} MiB\n")
         return seconds, counted.requests - before, memory
 
     with contextlib.ExitStack() as stack:
