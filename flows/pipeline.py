@@ -17,7 +17,7 @@ from flowmill.flows.cancellation import signal_behind
 from flowmill.flows.chained import chained
 from flowmill.flows.requests import ContinueRequest, PipelineRequest
 from flowmill.flows.rollouts import Rollouts
-from flowmill.flows.scheduled_runs import scheduled, turn
+from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flowmill.flows.stages import run_stage
 from flowmill.tasks.checks.check import check_plan
 from flowmill.tasks.execution.session import Session
@@ -35,30 +35,26 @@ from flowmill.tasks.tracking.tracker import Tracker
 @flow(name="pipeline", flow_run_name=process_state.flow_run_name, persist_result=False)
 def pipeline(request: PipelineRequest) -> Any:
     """Run or continue a training run, after those that it starts from by their configs."""
-
-    def work() -> str:
-        requests = chained(request)
-        return [_trained(process_state.begin(process_state.configured(each, says=True)), each) for each in requests][-1]
-
-    return scheduled(request, work)
+    with scheduled(request) as result:
+        make_up_for_missed()
+        for each in chained(request):
+            context = process_state.begin(process_state.configured(each, says=True))
+            with training_run(context, each) as (session, callbacks):
+                train(session, callbacks)
+            result.value = session.context.chain.digest()
+    return result.value
 
 
 @flow(name="continue", flow_run_name=process_state.flow_run_name, persist_result=False)
 def bring_up_to_date(request: ContinueRequest) -> Any:
     """Complete a run under the config it was last started with: compute its missing and stale artifacts."""
-
-    def work() -> str:
-        reporter = process_state.reporter()
-        return _trained(open_run(request.root, request.run, reporter=reporter, trusted=request.trust_store), request)
-
-    return scheduled(request, work)
-
-
-def _trained(context: RunContext, request: PipelineRequest | ContinueRequest) -> str:
-    """Train a run, and return the digest of its chain."""
-    with training_run(context, request) as (session, callbacks):
-        train(session, callbacks)
-    return session.context.chain.digest()
+    with scheduled(request) as result:
+        make_up_for_missed()
+        context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
+        with training_run(context, request) as (session, callbacks):
+            train(session, callbacks)
+        result.value = session.context.chain.digest()
+    return result.value
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -45,24 +46,33 @@ _ENGINE = ("prefect.flow_runs", "prefect.engine")
 _NOT_BEGUN = ["Scheduled", "Late", "AwaitingConcurrencySlot"]
 
 
-def scheduled(request: Request, work: Callable[[], Any]) -> Any:
-    """Make up for missed starts, do the work of a flow, and return its result.
+@dataclass
+class FlowResult:
+    """The result of a flow."""
 
-    An error returns a failed or cancelled state of Prefect, whose message names the command to continue; if a program
-    called the flow, errors propagate unchanged to it.
+    value: Any = None
+    """The return value of the flow's function: the result, or a state of Prefect."""
+
+
+@contextlib.contextmanager
+def scheduled(request: Request) -> Iterator[FlowResult]:
+    """Fail with a message that names the command to continue.
+
+    The flow sets the value inside the block, and returns it afterwards. An error inside sets a failed or cancelled
+    state; if a program called the flow, errors propagate unchanged to it.
     """
+    result = FlowResult()
     try:
-        make_up_for_missed()
-        return work()
+        yield result
     except CancelledError as error:
-        return Cancelled(message=str(error))
+        result.value = Cancelled(message=str(error))
     except Exception as error:
         if is_called():
             raise
         # A worker ends the process of a cancelled flow run with a signal, which may surface as another error.
         if (stopped := signal_behind(error)) is not None:
             raise stopped from None
-        return _failed(error, request)
+        result.value = _failed(error, request)
 
 
 def _failed(error: Exception, request: Request) -> State[Any]:

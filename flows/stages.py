@@ -21,7 +21,7 @@ from flowmill.configs.registry import imported
 from flowmill.flows import process_state
 from flowmill.flows.cancellation import check_cancelled
 from flowmill.flows.requests import StageRequest
-from flowmill.flows.scheduled_runs import scheduled, turn
+from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.execution.executor import Listener
 from flowmill.tasks.execution.jobs import JobSpec, run_of_job
@@ -251,7 +251,10 @@ def _stage_flow(name: str) -> Flow[..., Any]:
     @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
-        return scheduled(request, lambda: _run_stage(name, request))
+        with scheduled(request) as result:
+            make_up_for_missed()
+            result.value = _run_stage(name, request)
+        return result.value
 
     return stage_of_run
 

@@ -25,7 +25,7 @@ from flowmill.flows.cancellation import check_cancelled, signal_behind
 from flowmill.flows.chained import chained
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import PipelineRequest, StageRequest, SweepRequest
-from flowmill.flows.scheduled_runs import scheduled
+from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled
 from flowmill.flows.stages import FLOWS
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.launch import stop_trees
@@ -53,7 +53,10 @@ _TAIL = 5
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return their outcomes, best first, and the report."""
-    return scheduled(request, lambda: _sweep(request))
+    with scheduled(request) as result:
+        make_up_for_missed()
+        result.value = _sweep(request)
+    return result.value
 
 
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
@@ -94,6 +97,7 @@ def _evaluated_again(prompts: str, best: Outcome, request: PipelineRequest) -> O
 
 
 def _request_of(request: SweepRequest, variant: Variant) -> PipelineRequest:
+    """Return the pipeline request of a variant, after checking its config."""
     pipeline_request = PipelineRequest(
         config=request.config,
         root=request.root,

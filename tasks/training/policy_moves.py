@@ -17,9 +17,9 @@ from flowmill.tasks.training.loop import Reading, mean_losses
 
 #: Most rows of an estimate. They cost two forwards each.
 _ROWS = 64
-#: An estimate has a row for so many of the epoch, so that it costs about a hundredth of it, but not fewer than 16.
+#: An estimate has a row for so many of the epoch, so that it costs about a hundredth of it, but not fewer than 32.
 _ONE_OF = 32
-_FEWEST = 16
+_FEWEST = 32
 #: Limit of ``kl_epoch`` for an algorithm that has none.
 _LIMIT = 1.0
 

@@ -54,12 +54,8 @@ def test_a_flow_that_its_worker_cancels_logs_no_traceback(
 ) -> None:
     monkeypatch.setattr(scheduled_runs, "is_called", lambda: False)
     cause = TerminationSignal(signal=signal.SIGTERM)
-
-    def work() -> None:
+    with pytest.raises(TerminationSignal) as ended, scheduled_runs.scheduled(PipelineRequest(config="digits")):
         raise behind(cause)
-
-    with pytest.raises(TerminationSignal) as ended:
-        scheduled_runs.scheduled(PipelineRequest(config="digits"), work)
     assert ended.value is cause
     assert caplog.records == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from flowmill.flows.scheduled_runs import end_killed, turn
 from flowmill.flows.stages import FLOWS
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.state import note_state
+from tests.conftest import ROOT
 from tests.support.inside import prepare
 
 pytestmark = pytest.mark.slow
@@ -142,3 +144,13 @@ def test_a_server_that_fails_before_the_work_is_a_message(context: RunContext, m
     assert str(state.message).endswith(f"To go on: flowmill stage optimize --run small --root {root} --epoch 1")
     for logger in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(logger).removeFilter(scheduled_runs._is_news)
+
+
+def test_every_scheduled_flow_first_makes_up_for_missed_ticks() -> None:
+    found = [
+        ast.unparse(node.body[0])
+        for path in sorted((ROOT / "flows").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.With) and "scheduled(request)" in ast.unparse(node.items[0])
+    ]
+    assert found == ["make_up_for_missed()"] * 4

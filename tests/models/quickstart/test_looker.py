@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flowmill.configs.load import load_config
-from flowmill.models.quickstart import looker
+from flowmill.models.quickstart import looker, vision
 from flowmill.models.quickstart.looker import LookerBuilder, _Looks
-from flowmill.models.quickstart.vision import image_processor
+from flowmill.models.quickstart.vision import PACE, image_processor
 from flowmill.tasks.modalities.tokens.run_prompts import Comments, prompts_in
 from flowmill.tasks.specs.plan import RunPlan
 
 
 @pytest.mark.slow
 def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looker, "_EVERY", 1)
-    monkeypatch.setattr(looker, "_IMAGES", 300)
+    monkeypatch.setattr(looker, "PACE", replace(PACE, every=1))
+    for module in (looker, vision):
+        monkeypatch.setattr(module, "IMAGES", 300)
     LookerBuilder(accuracy=0.0).build(tmp_path, lambda *_: None)
     config = load_config("tiny_agent_sees", [f"model.path={tmp_path}", "model.build=null"])
     assert config.render is not None

@@ -735,7 +735,7 @@ def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -
     rollout.run_shard(first)
     scores.run_shard(next(shard for shard in scores.pending() if shard.name == first.name))
     assert [record.shard for record in context.store.records(scores.ref)] == [first.name]
-    with pytest.raises(FlowmillError, match="cannot be scored yet"):
+    with pytest.raises(FlowmillError, match="which stage 'score' reads"):
         scores.run_shard(Shard("000002-000004"))
 
 
