@@ -25,12 +25,18 @@ from tests.support.inside import evaluate, prepare, run_epoch
 from tools.benchmarks.learning import ROOT, presets
 
 Curve = list[tuple[float, float]]
+#: Presets that optimize another reward are judged by the classifier of the others.
+_JUDGE = "classifier"
 
 
 def curve(root: str, preset: str, seed: int, options: argparse.Namespace) -> Curve:
     """Return CPU seconds and exact match after every epoch of a run; without a plot only until it reaches the level."""
     settings = [f"store.root={root}", f"run.seed={seed}", f"run.name={preset}-{seed}", f"evaluate.seed={1000 + seed}"]
-    settings += [f"evaluate.samples={options.samples}", "evaluate.judges=[]", *options.set]
+    settings += [
+        f"evaluate.samples={options.samples}",
+        f"evaluate.judges=[{{name: digits, label: {_JUDGE}}}]",
+        *options.set,
+    ]
     context = prepare(load_config(ROOT / "configs" / f"{preset}.yaml", settings))
     found: Curve = [(0.0, _exact(context, 0, options.split))]
     for epoch in range(1, context.config.run.epochs + 1):
@@ -43,7 +49,7 @@ def curve(root: str, preset: str, seed: int, options: argparse.Namespace) -> Cur
 
 def _exact(context: RunContext, epoch: int, split: str) -> float:
     evaluate(context, epoch)
-    judged = context.chain.require(epoch, "judge", context.config.rewards[0].slot).ref
+    judged = context.chain.require(epoch, "judge", _JUDGE).ref
     return float(context.store.require(judged).summary[split]["exact"])
 
 
