@@ -110,18 +110,17 @@ def correlation(one: Tensor, other: Tensor) -> float | None:
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
-def opposed_window(rising: Tensor, falling: Tensor, *, epochs: int | None = None) -> int | None:
+def opposed_window(rising: Tensor, falling: Tensor) -> int | None:
     """Return the number of last means over which one series significantly rose and the other fell; None: no window.
 
     Args:
-        rising: (N,) means of the last epochs; the last ``LONGEST`` count.
+        rising: (N,) means of all epochs, after each of which there was a test; the last ``LONGEST`` count.
         falling: (N,) means of the same epochs.
-        epochs: number of the last epoch; there was a test after each epoch; None: N.
     """
-    epochs = len(rising) if epochs is None else epochs
-    if len(rising) < _FEWEST:
+    epochs = len(rising)
+    if epochs < _FEWEST:
         return None
-    sizes = _windows(min(len(rising), LONGEST))
+    sizes = _windows(min(epochs, LONGEST))
     # The sum over epochs from _FEWEST on is FALSE_ALARMS, because 1 / (n (n - 1)) = 1 / (n - 1) - 1 / n.
     allowed = FALSE_ALARMS * (_FEWEST - 1) / (epochs * (epochs - 1)) / len(sizes)
 

@@ -177,7 +177,7 @@ def test_the_contract(build: Build, name: str) -> None:
     needs = declared_needs(reward)
     made = others.get(needs.media, replace(made, references=random_references(6, 1) if needs.references else ()))
     for holds in CONTRACT:
-        # Three show what six do, but for groups.
+        # Three samples suffice where there are no groups.
         holds(reward, made if needs.groupwise else made.take([0, 1, 2]))
 
 

@@ -100,14 +100,14 @@ def train(config: RunConfig) -> RunContext:
 
 
 def collect(context: RunContext, epoch: int = 1) -> None:
-    """Carry out what an epoch trains on: samples, scores and advantages."""
+    """Carry out the samples, scores and advantages of an epoch."""
     for node in context.plan.scored(epoch):
         run_stage(context, node.stage, epoch, node.slot)
     run_stage(context, "advantage", epoch)
 
 
 def training_data(context: RunContext, epoch: int = 1) -> TrainingData:
-    """Return what the training of an epoch reads."""
+    """Return the data that the training of an epoch reads."""
     stage = make_stage(context, "optimize", epoch)
     return TrainingData(context, stage.policy_kind, epoch, stage.inputs())
 
@@ -119,8 +119,8 @@ def summary_of(context: RunContext, epoch: int, stage: str, slot: str = "") -> M
 
 def updates_of(context: RunContext, epoch: int = 1) -> list[dict[str, float]]:
     """Return the figures of an epoch's updates."""
-    found: list[dict[str, float]] = context.store.require(context.policy_ref(epoch)).summary["updates"]
-    return found
+    updates: list[dict[str, float]] = context.store.require(context.policy_ref(epoch)).summary["updates"]
+    return updates
 
 
 def stage_rows(context: RunContext, epoch: int, stage: str, slot: str = "") -> pa.Table:

@@ -29,7 +29,7 @@ def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
 
 
 def texts_config(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
-    """Return the config of ``texts_data`` with overrides; what it needs is written once into a folder."""
+    """Return the config of ``texts_data`` with overrides; its files are written once into a folder."""
     path = folder / "texts.yaml"
     if not path.exists():
         path.write_text(yaml.safe_dump(texts_data(folder, **rollout)))

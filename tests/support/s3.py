@@ -224,7 +224,7 @@ def unreliable(server: Server, faults: Faults) -> Iterator[str]:
 
 @cache
 def _loader(path: str | None) -> Any:
-    """Return what reads the description of S3, a megabyte of JSON: clients of one process share it."""
+    """Return the reader of the description of S3, a megabyte of JSON: clients of one process share it."""
     from botocore.loaders import create_loader
 
     return create_loader(path)

@@ -69,7 +69,7 @@ def served(*arguments: str, **environment: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Answer every request by a function, which writes what it wants; give the address."""
+    """Answer every request by a function, which writes the response; give the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def respond(self) -> None:

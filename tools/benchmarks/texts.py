@@ -1,4 +1,4 @@
-"""GRPO on texts beside its bare compute and beside TRL, in CPU seconds of one thread.
+"""GRPO on texts compared with its bare compute and with TRL, in CPU seconds of one thread.
 
 ``python -m tools.benchmarks.texts [--rounds N]`` prints one table. TRL is no dependency: install it with ``pip install
 --no-deps --target FOLDER trl`` and set ``PYTHONPATH=FOLDER``, else its row is missing. All sample and train the same
@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -33,7 +34,8 @@ PROMPT, NEW, PROMPTS, GROUP, UPDATES, BATCH = 31, 48, 32, 8, 2, 64
 RATE = 1e-4
 _TEXTS = PROMPTS * GROUP
 #: One token each. There are so many that hardly a text of random weights ends early.
-_CHARACTERS = Characters("".join(map(chr, range(0x4E00, 0x4E00 + 2045))))
+_LETTERS = 2045
+_CHARACTERS = Characters("".join(map(chr, range(0x4E00, 0x4E00 + _LETTERS))))
 #: One epoch warms up, the second is measured.
 _EPOCHS = 2
 _OWN, _SHARED, _LOOP, _GENERATE, _TRL = "flowmill", "flowmill, shared prompts", "bare: a loop", "bare: generate", "TRL"
@@ -46,7 +48,7 @@ def low_characters(media: np.ndarray, prompts: Sequence[str], metadata: Metadata
 
 
 def _low(text: str) -> float:
-    return sum(character < _CHARACTERS.characters[1022] for character in text) / NEW
+    return sum(character < _CHARACTERS.characters[_LETTERS // 2] for character in text) / NEW
 
 
 def build(folder: Path) -> None:
@@ -91,12 +93,10 @@ def own(base: Path, *, shared: bool) -> dict[str, float]:
         path, counts = folder / "texts.yaml", folder / "epochs.json"
         path.write_text(yaml.safe_dump(config(base, folder, shared=shared)))
         take(["-m", "tools.benchmarks.ours", str(counts), "run", str(path), "--quiet"], folder)
-        whole = json.loads(counts.read_text())[-1]["cpu"]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "texts.yaml").write_text(yaml.safe_dump(config(base, folder, shared=shared)))
-        output, _ = take(["-m", "tools.benchmarks.texts", "--role", "stages", str(folder / "texts.yaml")], folder)
-    return {**json.loads(output.splitlines()[-1]), "epoch": whole}
+        # In the same store every artifact would be there already.
+        shutil.rmtree(folder / "store")
+        output, _ = take(["-m", "tools.benchmarks.texts", "--role", "stages", str(path)], folder)
+        return {**json.loads(output.splitlines()[-1]), "epoch": json.loads(counts.read_text())[-1]["cpu"]}
 
 
 def stages(path: Path) -> dict[str, float]:
@@ -143,10 +143,10 @@ class Bare:
         """Return whole texts of transformers' ``generate``."""
         options = {"do_sample": True, "top_k": 0, "max_new_tokens": NEW, "min_new_tokens": NEW}
         mask = torch.ones_like(prompts)
-        made: torch.Tensor = self.model.generate(
+        texts: torch.Tensor = self.model.generate(
             prompts, attention_mask=mask, cache_implementation="static", disable_compile=True, **options
         )
-        return made
+        return texts
 
     def train(self, texts: Sequence[torch.Tensor]) -> None:
         """Update the weights, by as many batches in each update."""
@@ -170,13 +170,13 @@ class Bare:
 
 
 def bare(base: Path, sampler: str) -> dict[str, float]:
-    """Return what the second epoch of the bare compute took."""
+    """Return the CPU seconds of the second epoch of the bare compute."""
     work = Bare(base)
     return [work.epoch(getattr(work, sampler)) for _ in range(_EPOCHS)][-1]
 
 
 def trl(base: Path) -> dict[str, float]:
-    """Return what the second epoch of TRL's GRPOTrainer took."""
+    """Return the CPU seconds of the second epoch of TRL's GRPOTrainer."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

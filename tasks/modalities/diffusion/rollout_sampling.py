@@ -164,10 +164,8 @@ class RolloutSampler:
             policy, branches.final, self._config, conditioning.rows(branches.trunk.to(branches.final.device))
         )
         finite(branches.log_probs, "log-probs")
-        trunks, levels = (
-            [(job.columns(self._making), seed) for job, seed in zip(jobs, seeds, strict=True)],
-            sigmas.tolist(),
-        )
+        trunks = [(job.columns(self._making), seed) for job, seed in zip(jobs, seeds, strict=True)]
+        levels = sigmas.tolist()
         return [
             Sample(**_of_branch(branches, row, *trunks[trunk], means=self._means), **finals.sample(row), sigmas=levels)
             for row, trunk in enumerate(branches.trunk.tolist())
