@@ -218,8 +218,7 @@ class Disturbed(Campaign):
         try:
             run.wait(self._rng.random() * seconds)
         except subprocess.TimeoutExpired:
-            kind = self._rng.choice(list(self._place.disturbances))
-            self._place.disturbances[kind](run)
+            kind = self._place.disturb(run)
             outcome.kills[kind] += 1
             try:
                 said = run.communicate(timeout=ENDS_S)[0].decode()

@@ -41,10 +41,19 @@ class Place(contextlib.ExitStack):
         self.variables: dict[str, str] = {}
         """Of the runs."""
         self.disturbances: dict[str, Callable[[Run], None]] = {}
+        self._next: list[str] = []
         self._begin()
 
     def _begin(self) -> None:
         """Start the servers, and fill the table of disturbances."""
+
+    def disturb(self, run: Run) -> str:
+        """Disturb a run in the next way, each way once before one is repeated; return its name."""
+        if not self._next:
+            self._next = self.rng.sample(list(self.disturbances), len(self.disturbances))
+        name = self._next.pop()
+        self.disturbances[name](run)
+        return name
 
     def heal(self) -> None:
         """Start again or undo what was done."""
