@@ -16,7 +16,7 @@ from types import FunctionType
 
 import pytest
 
-from flowmill.tasks.specs.modalities import KINDS
+from flowmill.tasks.specs.modalities import MODALITIES
 from tests.support import rooms
 from tools.size import documented_lines, room_lines
 
@@ -124,7 +124,7 @@ def _docstring(name: str) -> str | None:
     return ast.get_docstring(ast.parse(rooms.modules()[name].read_text()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODALITIES)
 def test_only_a_kind_itself_and_the_tables_know_it(kind: str) -> None:
     own = (f"tasks.modalities.{kind}", f"tasks.specs.{kind}", f"tasks.algorithms.{kind}")
     # An algorithm is of one kind, and says so.

@@ -119,6 +119,8 @@ class Requirements:
     """Log-probs must be those of the step's Gaussian, with its scale."""
     advantages: bool = True
     """Rewards enter the loss."""
+    desired: bool = False
+    """Only samples with advantages above 0 enter the loss."""
     gradients: bool = False
     """Stored gradients of the rewards with respect to final latents."""
     rewards: int = 0

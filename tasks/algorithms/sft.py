@@ -26,7 +26,7 @@ class SFT(ForwardProcess):
     @property
     def requires(self) -> Requirements:
         """Requires forward data of single samples."""
-        return self.needs(levels=self.levels(), min_group_size=1, advantages=False)
+        return self.needs(levels=self.levels(), min_group_size=1, advantages=False, desired=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the weighted error of each desired row, plus the KL."""

@@ -16,7 +16,7 @@ from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 class TokenSFT:
     """Next-token loss on the tokens of completions; prompts and padding do not count."""
 
-    requires = Requirements(kind="tokens", data="forward", advantages=False)
+    requires = Requirements(kind="tokens", data="forward", advantages=False, desired=True)
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
         """Return the loss of each desired row."""

@@ -32,17 +32,24 @@ from flowmill.tasks.training.optimizers import check_optimizer
 
 def _of_kind(plan: RunPlan) -> Iterator[Refusal]:
     """Yield combinations of the policy's kind, the algorithm, and settings that only some of them read."""
-    config, requires, kind, name = plan.config, plan.requires, plan.kind, kind_name(plan.config)
-    facts, longest = Trained(config=config, requires=requires), kind.longest(config)
+    config, requires, modality, name = plan.config, plan.requires, plan.modality, kind_name(plan.config)
+    facts, longest = Trained(config=config, requires=requires), modality.longest(config)
     policy, overlong, stop_kl = config.model.policy, config.advantage.overlong, config.optimize.stop_kl
-    if requires.kind != (kind.trained_as or name):
+    if requires.kind != (modality.trained_as or name):
         yield Refusal(
             "optimize.algorithm",
             f"model.policy '{policy}' is of the kind '{name}'",
             "Choose an algorithm of that kind",
             f"{facts.algorithm} trains policies of the kind '{requires.kind}', but",
         )
-    if plan.estimator.per_token and not kind.per_token:
+    if requires.desired and not plan.has_data and config.advantage.mode == "negative_only":
+        yield Refusal(
+            "advantage.mode",
+            f"{facts.algorithm} trains only on samples with positive advantages",
+            "Set it to 'all' or 'positive_only'",
+            "advantage.mode is 'negative_only', but",
+        )
+    if plan.estimator.per_token and not modality.per_token:
         yield Refusal(
             "advantage.estimator",
             f"which gives every token an advantage, but model.policy '{policy}' makes no tokens",
@@ -90,7 +97,7 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     check_render(plan)
     check_optimizer(config)
     check_data(plan)
-    plan.kind.check(plan)
+    plan.modality.check(plan)
     check_frozen(config)
     check_trained(plan)
     check_teachers(plan)
@@ -101,7 +108,7 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     _check_prompts(config, plan.prompt_counts)
     _check_mixture(config, plan.prompts["train"])
     _check_sampler(config, plan.prompts["train"])
-    cost: Cost = plan.kind.cost(plan)
+    cost: Cost = plan.modality.cost(plan)
     return cost
 
 

@@ -93,7 +93,7 @@ def _variants(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refu
     config, requires = plan.config, facts.requires
     names = "data.flip data.crop data.captions data.empty_captions data.prior"
     used = [name for name, value in set_settings(config, names) if value not in (False, "center", "one", 0.0)]
-    for setting in used if not plan.kind.encodes else ():
+    for setting in used if not plan.modality.encodes else ():
         where = f"{setting} is for denoisers of images and films, but"
         yield Refusal(setting, f"model.policy '{config.model.policy}' is none", "Remove it", where)
     for setting in used if data.prompt_image is not None else ():

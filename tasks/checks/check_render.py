@@ -16,14 +16,14 @@ from flowmill.tasks.specs.plan import RunPlan
 
 def _image_model(plan: RunPlan) -> Iterator[Refusal]:
     config, drawer = plan.config, plan.drawer
-    if not plan.kind.writes:
+    if not plan.modality.writes:
         yield Refusal(
             "render",
             f"model.policy '{config.model.policy}' writes none",
             "Remove it, or train a model that does, such as causal_lm",
             "render draws texts, but",
         )
-    if not drawer.kind.draws:
+    if not drawer.modality.draws:
         where, remedy = (
             f"render.model.policy '{drawer.config.model.policy}'",
             "Choose a family of image models, such as sd3",

@@ -164,7 +164,7 @@ def _check_served(section: RewardSection) -> None:
 def _check_needs(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
     config = plan.config
     if not reads_images(config, section):
-        plan.kind.check_scored(section, needs, config)
+        plan.modality.check_scored(section, needs, config)
     elif needs.media not in ("samples", "images"):
         remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
         raise ConfigError(

@@ -42,7 +42,7 @@ class Dealt(NamedTuple):
 
 def idle_shares(plan: RunPlan, cost: Cost) -> list[Idle]:
     """Return the idle time of every stage that the processes of a run divide, in order of execution."""
-    config, encode = plan.config, sum(cost.prompts.values()) if plan.kind.encodes else 0
+    config, encode = plan.config, sum(cost.prompts.values()) if plan.modality.encodes else 0
     by_ranks = partial(scored_by_ranks, nodes=config.execution.nodes)
     on_ranks = {
         "encode": encode > 0,

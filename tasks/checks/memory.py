@@ -29,7 +29,7 @@ def estimate_memory(plan: RunPlan, *, reference: bool) -> Memory | None:
     """
     optimizer = resolve(OPTIMIZERS, plan.config.optimize.optimizer, label="optimize.optimizer")
     sizes = OptimizerSizes(moment_bytes=optimizer.moment_bytes, step_bytes=optimizer.step_bytes)
-    policy = plan.kind.memory(plan, sizes, reference=reference)
+    policy = plan.modality.memory(plan, sizes, reference=reference)
     return None if policy is None else with_rewards(plan.config, policy)
 
 

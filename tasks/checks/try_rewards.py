@@ -130,7 +130,7 @@ def _trial_of(reward: Reward, section: RewardSection, prompts: Sequence[Prompt],
 def _trial(prompts: Sequence[Prompt], section: RewardSection, plan: RunPlan, needs: Needs) -> Batch:
     """Return an artificial sample of each prompt, with its start images if the reward needs them."""
     seen, started = plan.drawer if reads_images(plan.config, section) else plan, needs.references
-    media = _noise(needs) if needs.media == "sounds" else seen.kind.trial(seen.config)
+    media = _noise(needs) if needs.media == "sounds" else seen.modality.trial(seen.config)
     shard = "none yet: rewards are tried before sampling"
     return Batch(
         media=np.concatenate([media] * len(prompts)),

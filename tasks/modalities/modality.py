@@ -108,52 +108,20 @@ class ExportRequest:
         return describe_base(self.config.model, identity, self.context.base_folder)
 
 
-class Kind(ABC):
-    """How policies of one kind make samples, are trained, and are shown."""
+class SampleGeneration(ABC):
+    """How samples are drawn, scored and shown."""
 
-    trained_as: ClassVar[str | None] = None
-    """Kind whose algorithms train its policies; None: its own."""
     encodes: ClassVar[bool] = True
     """Prompts are encoded in advance, into the embedding cache."""
-    per_token: ClassVar[bool] = False
-    """Each entry of a sample's log-probs is a choice that can have its own advantage."""
     writes: ClassVar[bool] = False
     """Samples are texts, which an image model can render."""
     draws: ClassVar[bool] = False
     """It can render texts."""
     sampling_parts: ClassVar[frozenset[Part]]
     """Parts of the model that make samples; the others may leave the device during sampling."""
-    training_parts: ClassVar[frozenset[Part]]
-    """Parts of the model that are trained."""
-    given_parts: ClassVar[frozenset[Part]] = frozenset()
-    """Parts of the model that encode samples of data."""
-    exporting_parts: ClassVar[frozenset[Part]]
-    """Parts of the model that an export needs."""
 
     def longest(self, config: RunConfig) -> int | None:
         """Return the maximum number of choices of a sample; None if all samples have the same number."""
-        return None
-
-    @abstractmethod
-    def check(self, plan: RunPlan) -> None:
-        """Check the settings of this kind."""
-
-    @abstractmethod
-    def cost(self, plan: RunPlan) -> Cost:
-        """Return the cost of a run with a checked config."""
-
-    def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
-        """Return the memory of a rank, from the model's architecture alone; None if the architecture is unknown.
-
-        Args:
-            plan: of a checked config.
-            optimizer: sizes of its optimizer's state.
-            reference: the loss compares with the base model.
-        """
-        return None
-
-    def drawing_memory(self, plan: ResolvedConfig) -> DrawingMemory | None:
-        """Return the memory of rendering texts with the renderer's model; None if the model is unknown."""
         return None
 
     @abstractmethod
@@ -168,41 +136,9 @@ class Kind(ABC):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of rollouts, with log-probs."""
 
-    def read_given(self, making: SamplingContext, sample: DataSample) -> Any:
-        """Return the content of a sample of data, in the form that ``given`` takes."""
-        raise ConfigError(
-            f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
-        )
-
-    def same_given(self, first: Any, second: Any) -> bool:
-        """Return whether two contents of samples of data are equal."""
-        return bool(first == second)
-
-    def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
-        """Return samples of data in the form of a rollout's: with final latents or tokens, without behavior log-probs.
-
-        Args:
-            making: run and models.
-            samples: at most ``execution.decode_batch_size``.
-            contents: the result of ``read_given`` for each.
-        """
-        raise NotImplementedError
-
     @abstractmethod
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of evaluations, with fixed draws."""
-
-    def add_examples(  # noqa: B027
-        self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int
-    ) -> None:
-        """Write the first samples of an evaluation as files for viewing, if the kind has such a format.
-
-        Args:
-            config: the run's config.
-            folder: target folder.
-            samples: this shard's part of the first samples.
-            before: number of the first samples in other shards before it.
-        """
 
     @abstractmethod
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
@@ -219,17 +155,6 @@ class Kind(ABC):
         Args:
             needs: the reward's needs.
             recent: the media of all rows, if this process has just drawn them.
-        """
-
-    @abstractmethod
-    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Write a preview of the first samples of an evaluation, one verdict each, if the kind has one.
-
-        Args:
-            folder: target folder.
-            batch: the reward's inputs.
-            verdicts: its remark and score for each shown sample.
-            texts: the rendered texts, if they differ from the prompts.
         """
 
     def texts(self, shard: TrajectoryShard) -> list[str]:
@@ -252,6 +177,62 @@ class Kind(ABC):
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from stored states (N, ...) of a sample to (N, H, W, 3) or (N, F, H, W, 3) uint8."""
         raise StoreError(f"Samples of the kind '{kind_name(config)}' have no intermediate states to show.")
+
+    @abstractmethod
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
+        """Write a preview of the first samples of an evaluation, one verdict each, if the kind has one.
+
+        Args:
+            folder: target folder.
+            batch: the reward's inputs.
+            verdicts: its remark and score for each shown sample.
+            texts: the rendered texts, if they differ from the prompts.
+        """
+
+    def add_examples(  # noqa: B027
+        self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int
+    ) -> None:
+        """Write the first samples of an evaluation as files for viewing, if the kind has such a format.
+
+        Args:
+            config: the run's config.
+            folder: target folder.
+            samples: this shard's part of the first samples.
+            before: number of the first samples in other shards before it.
+        """
+
+
+class TrainingRows(ABC):
+    """How samples, drawn or of data, become rows to train on; and the models that are trained."""
+
+    trained_as: ClassVar[str | None] = None
+    """Kind whose algorithms train its policies; None: its own."""
+    per_token: ClassVar[bool] = False
+    """Each entry of a sample's log-probs is a choice that can have its own advantage."""
+    training_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that are trained."""
+    given_parts: ClassVar[frozenset[Part]] = frozenset()
+    """Parts of the model that encode samples of data."""
+
+    def read_given(self, making: SamplingContext, sample: DataSample) -> Any:
+        """Return the content of a sample of data, in the form that ``given`` takes."""
+        raise ConfigError(
+            f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
+        )
+
+    def same_given(self, first: Any, second: Any) -> bool:
+        """Return whether two contents of samples of data are equal."""
+        return bool(first == second)
+
+    def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return samples of data in the form of a rollout's: with final latents or tokens, without behavior log-probs.
+
+        Args:
+            making: run and models.
+            samples: at most ``execution.decode_batch_size``.
+            contents: the result of ``read_given`` for each.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def training_set(
@@ -287,6 +268,43 @@ class Kind(ABC):
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> Models:
         """Return the models an algorithm can call: the policy, and further trained models by name."""
 
+
+class Exporting(ABC):
+    """How models are written for other libraries."""
+
+    exporting_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that an export needs."""
+
     @abstractmethod
     def export(self, exporting: ExportRequest, folder: Path) -> None:
         """Write model, settings and card for other libraries, below ``folder``/pipeline."""
+
+
+class Estimates(ABC):
+    """Forwards and memory of a run, from its config."""
+
+    @abstractmethod
+    def cost(self, plan: RunPlan) -> Cost:
+        """Return the cost of a run with a checked config."""
+
+    def memory(self, plan: RunPlan, optimizer: OptimizerSizes, *, reference: bool) -> Memory | None:
+        """Return the memory of a rank, from the model's architecture alone; None if the architecture is unknown.
+
+        Args:
+            plan: of a checked config.
+            optimizer: sizes of its optimizer's state.
+            reference: the loss compares with the base model.
+        """
+        return None
+
+    def drawing_memory(self, plan: ResolvedConfig) -> DrawingMemory | None:
+        """Return the memory of rendering texts with the renderer's model; None if the model is unknown."""
+        return None
+
+
+class Modality(SampleGeneration, TrainingRows, Exporting, Estimates):
+    """All about policies of one kind."""
+
+    @abstractmethod
+    def check(self, plan: RunPlan) -> None:
+        """Check the settings of this kind."""

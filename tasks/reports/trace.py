@@ -108,7 +108,7 @@ def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, s
             continue
         metrics = context.store.require(entry.ref).summary["updates"]
         inputs = [context.chain.require(*node).ref for node in context.chain.identity(Node(*entry.key)).upstream()]
-        data = TrainingData(context, context.plan.kind, entry.epoch, inputs)
+        data = TrainingData(context, context.plan.modality, entry.epoch, inputs)
         for number in data.updates_of(sample_id):
             if number < len(metrics):  # the others are left out
                 update = int(metrics[number]["update"])
@@ -131,7 +131,9 @@ class States:
             context: the run; not a read-only one, as its record may name code.
         """
         self._store = context.store
-        self._decode: Callable[[np.ndarray], np.ndarray] = context.plan.kind.decoder(context.config, ModelHost(context))
+        self._decode: Callable[[np.ndarray], np.ndarray] = context.plan.modality.decoder(
+            context.config, ModelHost(context)
+        )
 
     def of(self, ref: ArtifactRef, sample: str) -> np.ndarray:
         """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8."""

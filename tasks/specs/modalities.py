@@ -12,13 +12,13 @@ from typing import Any
 from flowmill.configs.registry import Table
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 
-KINDS = Table(
+MODALITIES = Table(
     {
         "diffusion": "flowmill.tasks.modalities.diffusion.modality:Diffusion",
         "tokens": "flowmill.tasks.modalities.tokens.modality:Tokens",
         "image_tokens": "flowmill.tasks.modalities.tokens.image_modality:ImageTokens",
     },
-    like="flowmill.tasks.modalities.modality:Kind",
+    like="flowmill.tasks.modalities.modality:Modality",
 )
 MODALITY_SPECS = Table(
     {

@@ -13,7 +13,7 @@ from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.renderer import reads_images
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.graph import HELD_OUT, OF, RENDERER, TURN, Node, policy_after
-from flowmill.tasks.specs.modalities import KINDS, MODALITY_SPECS, ModalitySpec
+from flowmill.tasks.specs.modalities import MODALITIES, MODALITY_SPECS, ModalitySpec
 from flowmill.tasks.specs.stages import STAGES, names_of
 from flowmill.tasks.specs.turns import episode
 
@@ -22,12 +22,12 @@ class RunPlan(ResolvedConfig):
     """A resolved config with the kind of its policy, and the stages of its run in order."""
 
     @cached_property
-    def kind(self) -> Any:
-        """The kind of the policy, a ``flowmill.tasks.modalities.modality.Kind``."""
-        return create(KINDS, kind_name(self.config), {}, label="model.kind")
+    def modality(self) -> Any:
+        """The modality of the policy, a ``flowmill.tasks.modalities.modality.Modality``."""
+        return create(MODALITIES, kind_name(self.config), {}, label="model.kind")
 
     @cached_property
-    def kind_spec(self) -> ModalitySpec:
+    def modality_spec(self) -> ModalitySpec:
         """The options of stages that only this kind of policy has."""
         spec: ModalitySpec = create(MODALITY_SPECS, kind_name(self.config), {}, label="model.kind")
         return spec

@@ -24,7 +24,7 @@ class EncodeStage(Stage):
     separable = True
 
     def options(self) -> Mapping[str, Any]:
-        return self.plan.kind_spec.encoding_options(self.plan)
+        return self.plan.modality_spec.encoding_options(self.plan)
 
     def upstream(self) -> tuple[Node, ...]:
         return (Node(0, "base"),)
@@ -42,7 +42,7 @@ class EncodeStage(Stage):
         self.host.use_threads()
         conditions = self._cache.missing(list(islice(self._prompts, shard.start, shard.stop)))
         size, prompts = self.config.execution.encode_batch_size, self._prompts
-        for note in self.policy_kind.cut_notes(self.host, [prompts[condition] for condition in conditions]):
+        for note in self.modality.cut_notes(self.host, [prompts[condition] for condition in conditions]):
             self.context.reporter.message(f"{self.name}: {note}")
         with EmbeddingWriter(folder, conditions) as writer:
             for start in range(0, len(conditions), size):
@@ -57,7 +57,7 @@ class EncodeStage(Stage):
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
         """Prompts to encode, by their key; none for a kind that needs no encoding."""
-        splits = self.context.source_prompts.values() if self.policy_kind.encodes else ()
+        splits = self.context.source_prompts.values() if self.modality.encodes else ()
         return {prompt.condition: prompt for split in splits for prompt in split}
 
     @cached_property
@@ -73,7 +73,7 @@ class EncodeStage(Stage):
         from flowmill.models.policies.nan_checks import finite
 
         padded = [*prompts, *[prompts[-1]] * (self.config.execution.encode_batch_size - len(prompts))]
-        encoded = self.policy_kind.encode(self.host, padded)
+        encoded = self.modality.encode(self.host, padded)
         for name, rows in encoded.items():
             finite(rows[: len(prompts)], f"embeddings '{name}'")
         tensors = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}

@@ -238,7 +238,7 @@ class EpochAdvantages:
             penalty = torch.where(uncertain(summed, watched, section.kl_gate), penalty, 0.0)
         cut = torch.zeros(len(ids), dtype=torch.bool)
         if trajectories is not None and section.overlong is not None:
-            over, longest = section.overlong, self._stage.policy_kind.longest(self.config)
+            over, longest = section.overlong, self._stage.modality.longest(self.config)
             assert longest is not None
             lengths = figures_of_samples(self.context.store, trajectories, ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)

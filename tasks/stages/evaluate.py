@@ -33,7 +33,7 @@ class EvaluateStage(Sampling):
             "seed": section.seed,
             "average": self.config.optimize.ema is not None,
             "store": self.config.rollout.store,
-            **self.plan.kind_spec.evaluation_options(self.plan),
+            **self.plan.modality_spec.evaluation_options(self.plan),
             **self.said(),
         }
 
@@ -66,7 +66,7 @@ class EvaluateStage(Sampling):
             for prompt in (prompts[number],)
         ]
         output, examples = self.make(shard, folder, jobs, total, {}, returned=max(0, _EXAMPLES - shard.start))
-        self.policy_kind.add_examples(self.config, folder, examples, before=shard.start)
+        self.modality.add_examples(self.config, folder, examples, before=shard.start)
         return output
 
     def part_of(self, shard: Shard) -> str:
@@ -74,4 +74,4 @@ class EvaluateStage(Sampling):
 
     @cached_property
     def maker(self) -> Sampler:
-        return self.policy_kind.evaluation(self.making)
+        return self.modality.evaluation(self.making)

@@ -30,7 +30,7 @@ class ExportStage(Stage):
             "format": self.format,
             "average": config.optimize.ema is not None,
             "epoch": self.epoch,
-            **self.plan.kind_spec.export_options(self.plan),
+            **self.plan.modality_spec.export_options(self.plan),
             "seed": config.evaluate.seed,
             "samples": config.evaluate.samples,
             "algorithm": config.optimize.algorithm.name,
@@ -74,11 +74,11 @@ class ExportStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return self.policy_kind.exporting_parts
+        return self.modality.exporting_parts
 
     def run(self, shard: Shard, folder: Path) -> Output:
         exporting = ExportRequest(
             context=self.context, host=self.host, epoch=self.epoch, format=self.format, inputs=self.inputs()[:3]
         )
-        self.policy_kind.export(exporting, folder)
+        self.modality.export(exporting, folder)
         return Output(rows=1)

@@ -70,7 +70,7 @@ class GradientStage(Scoring):
         batch, table = self.read(shard, Needs(media="latents"))
         rows = self.requested_rows(batch)
         following = RewardGradientRequest(config=self.config, host=self.host, section=self.section)
-        gradients = self.policy_kind.follow(following, batch.take(rows)) if rows else None
+        gradients = self.modality.follow(following, batch.take(rows)) if rows else None
         values, sizes, directions = self._spread(rows, gradients, len(batch))
         names = {name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
         columns = {**names, "value": pa.array(values, mask=np.isnan(values)), "rms": sizes}

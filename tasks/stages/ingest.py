@@ -42,7 +42,7 @@ class IngestStage(Stage):
         return {
             "data": self.facts.data_identity(self.slot),
             "store": self.config.rollout.store,
-            **self.plan.kind_spec.given_options(self.plan),
+            **self.plan.modality_spec.given_options(self.plan),
             **({"variants": self._variants} if self._variants else {}),
         }
 
@@ -52,7 +52,7 @@ class IngestStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return self.policy_kind.given_parts
+        return self.modality.given_parts
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -96,7 +96,7 @@ class IngestStage(Stage):
                 waiting += [(sample, content) for _, sample, content in read]
                 while len(waiting) >= size or (waiting and number + 1 == shard.stop):
                     part, waiting = waiting[:size], waiting[size:]
-                    writer.add(self.policy_kind.given(making, *map(list, zip(*part, strict=True))))
+                    writer.add(self.modality.given(making, *map(list, zip(*part, strict=True))))
                 self.context.reporter.progress(self.name, 0, number + 1, len(self._data.rows))
             contents = writer.contents
             written = writer.end()
@@ -137,13 +137,13 @@ class IngestStage(Stage):
         try:
             for window, mirrored in self._views(number):
                 samples = self._samples(number, row, len(seen), window=window, mirrored=mirrored)
-                contents = [self.policy_kind.read_given(making, sample) for sample in samples]
-                if len(contents) == 2 and self.policy_kind.same_given(*contents):
+                contents = [self.modality.read_given(making, sample) for sample in samples]
+                if len(contents) == 2 and self.modality.same_given(*contents):
                     raise DataError(
                         f"{row.place}: chosen and rejected sample are equal, as the model sees them. Remove the row."
                     )
                 # Crops of a sample of the model's shape are equal.
-                if not any(all(map(self.policy_kind.same_given, contents, each)) for each in seen):
+                if not any(all(map(self.modality.same_given, contents, each)) for each in seen):
                     read += [(len(seen), *each) for each in zip(samples, contents, strict=True)]
                     seen.append(contents)
         except DataError as error:

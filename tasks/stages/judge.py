@@ -73,12 +73,12 @@ class JudgeStage(Scoring):
     def _show(self, folder: Path, batch: Batch, written: Sequence[str], verdicts: Sequence[str]) -> None:
         """Show samples with prompt, rendered text if there is one, and verdict."""
         if not self.reads_images:
-            if self.policy_kind.writes and self.context.holds_references:
+            if self.modality.writes and self.context.holds_references:
                 seen = self.context.references(batch.metadata[: len(verdicts)])
                 batch = replace(batch, references=seen)
-            self.policy_kind.show(folder, batch, verdicts)
+            self.modality.show(folder, batch, verdicts)
             return
-        self.scored_kind.show(folder, batch, verdicts, written)
+        self.scored_modality.show(folder, batch, verdicts, written)
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, written, verdicts, strict=False)])
 
     def _written(self, shard: Shard, count: int) -> list[str]:

@@ -33,7 +33,7 @@ class OptimizeStage(Stage):
         """The objective, the optimizer, the settings of log-probs, and the seed of the row order."""
         return {
             "optimize": self.config.optimize.fingerprinted(),
-            **self.plan.kind_spec.training_options(self.plan),
+            **self.plan.modality_spec.training_options(self.plan),
             **critic_identity(self.facts),
             # Runs of earlier versions left out what comes after such an update, and retained it.
             **({} if self.config.optimize.stop_kl is None else {"undoes": True}),
@@ -64,8 +64,8 @@ class OptimizeStage(Stage):
         """Trained parts, and parts that rewards called while training need."""
         requires = self.plan.algorithm.requires
         critic = frozenset({Part.CRITIC} if requires.critic else ())
-        rewards = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
-        return self.policy_kind.training_parts | critic | rewards
+        rewards = self.modality.asked_parts(self.config) if requires.rewards else frozenset()
+        return self.modality.training_parts | critic | rewards
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -81,7 +81,7 @@ class OptimizeStage(Stage):
         from flowmill.tasks.training.epoch import TrainingEpoch
         from flowmill.tasks.training.policy_moves import move_limits
 
-        data = TrainingData(self.context, self.policy_kind, self.epoch, self.inputs())
+        data = TrainingData(self.context, self.modality, self.epoch, self.inputs())
         epoch = TrainingEpoch(data, self.host, self.ref)
         undone: Mapping[str, float] = {}
         while True:

@@ -50,7 +50,7 @@ class PolicyStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return self.policy_kind.training_parts
+        return self.modality.training_parts
 
     def load(self) -> None:
         """Make fresh adapters if the run trains them; for weights of others read the shapes."""

@@ -39,7 +39,7 @@ class PreprocessStage(Stage):
         write_rows("prompts", folder, columns)
         images = image_files(prompt for _, prompt in rows)
         write_references(folder, list(images), lambda key: image_data(images[key], key))
-        encoded = rows if self.policy_kind.encodes else []
+        encoded = rows if self.modality.encodes else []
         digest = self.context.embeddings.digest([prompt.condition for _, prompt in encoded])
         (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))
         return Output(rows=len(rows))

@@ -18,7 +18,7 @@ from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
 from flowmill.tasks.metrics.samples import places_of, stored_sample
-from flowmill.tasks.modalities.modality import Kind
+from flowmill.tasks.modalities.modality import SampleGeneration
 from flowmill.tasks.specs.graph import RENDERER, Node
 from flowmill.tasks.specs.turns import split_turn, turn_nodes, turns_of
 from flowmill.tasks.stages.stage import Output, Shard, Stage
@@ -43,7 +43,7 @@ class DrawingStage(Stage):
             **({} if section.answer is None else {"answer": list(section.answer)}),
             "same_noise": section.same_noise,
             "store": self.config.rollout.store,
-            **drawer.kind_spec.evaluation_options(drawer),
+            **drawer.modality_spec.evaluation_options(drawer),
             **({} if turns is None else {"turn": self.turn, "done": turns.done}),
             **({} if quantize is None else {"quantize": quantize.fingerprinted()}),
             **self.draws(),
@@ -109,14 +109,14 @@ class DrawingStage(Stage):
         """Return the seed of the initial noise of a text's image."""
 
     @cached_property
-    def _drawer(self) -> Kind:
-        kind: Kind = self.plan.drawer.kind
-        return kind
+    def _drawer(self) -> SampleGeneration:
+        modality: SampleGeneration = self.plan.drawer.modality
+        return modality
 
     def _requested(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str | None]]:
         """Yield every image of every text, not drawn yet, with the text; with None images that remain from earlier."""
         section, model, turns = render_of(self.config), str(self.inputs()[1]), turns_of(self.config)
-        for row, written in zip(opened.table.to_pylist(), self.policy_kind.texts(opened), strict=True):
+        for row, written in zip(opened.table.to_pylist(), self.modality.texts(opened), strict=True):
             text, metadata = section.drawn(written), json.loads(row["metadata"])
             ends = self.turn > 1 and turns is not None and turns.ends(written)
             remains = turn_in(metadata) < self.turn or (ends and not text)

@@ -29,7 +29,7 @@ class RolloutStage(Sampling):
         common: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources and not self.config.prompts.chooses:
             common["mixture"] = self.config.prompts.weights
-        return {**self.plan.kind_spec.rollout_options(self.plan), **common, **self.said()}
+        return {**self.plan.modality_spec.rollout_options(self.plan), **common, **self.said()}
 
     @property
     def before(self) -> TurnNodes | None:
@@ -72,7 +72,7 @@ class RolloutStage(Sampling):
 
     @cached_property
     def maker(self) -> Sampler:
-        return self.policy_kind.rollout(self.making)
+        return self.modality.rollout(self.making)
 
     def _job(self, prompt: StoredPrompt, replica: int) -> SampleRequest:
         return SampleRequest(prompt=prompt, replica=replica, name=f"e{self.epoch:05d}-{prompt.id}-{replica:04d}")

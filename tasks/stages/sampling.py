@@ -32,7 +32,7 @@ class Sampling(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return self.policy_kind.sampling_parts
+        return self.modality.sampling_parts
 
     @property
     def sizes(self) -> Mapping[str, int | None]:

@@ -23,7 +23,7 @@ from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.inputs.renderer import reads_images, render_of, turn_in
 from flowmill.tasks.inputs.weight_sources import origin_of
 from flowmill.tasks.metrics.scores import score_summary
-from flowmill.tasks.modalities.modality import Kind
+from flowmill.tasks.modalities.modality import SampleGeneration
 from flowmill.tasks.stages.stage import Output, Shard, Stage
 
 
@@ -147,10 +147,10 @@ class Scoring(Stage):
         return reads_images(self.config, self.section)
 
     @cached_property
-    def scored_kind(self) -> Kind:
-        """The kind of scored media: the run's, or the renderer's."""
-        kind: Kind = self.plan.drawer.kind if self.reads_images else self.policy_kind
-        return kind
+    def scored_modality(self) -> SampleGeneration:
+        """The modality of scored media: the run's, or the renderer's."""
+        modality: SampleGeneration = self.plan.drawer.modality if self.reads_images else self.modality
+        return modality
 
     def _of_samples(
         self, shard: Shard, batch: Batch, scores: Scores, table: pa.Table
@@ -181,7 +181,7 @@ class Scoring(Stage):
         samples = table.column("sample_id").to_pylist()
         metadata = [json.loads(text) for text in table.column("metadata").to_pylist()]
         batch = Batch(
-            media=self.scored_kind.scored(opened, needs, recent),
+            media=self.scored_modality.scored(opened, needs, recent),
             prompts=table.column("prompt").to_pylist(),
             metadata=metadata,
             references=self.context.references(metadata) if needs.references else (),

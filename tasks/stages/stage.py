@@ -19,7 +19,7 @@ from flowmill.storage.backends.base import FileEntry
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.attempt_claims import Claim, claimed, next_attempt
 from flowmill.tasks.inputs.components import open_trajectory_store
-from flowmill.tasks.modalities.modality import Kind
+from flowmill.tasks.modalities.modality import Modality
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.identity import StageIdentity
 
@@ -78,10 +78,10 @@ class Stage(StageIdentity):
         self.context, self.host = context, host
 
     @property
-    def policy_kind(self) -> Kind:
-        """The kind of the run's policy."""
-        kind: Kind = self.plan.kind
-        return kind
+    def modality(self) -> Modality:
+        """The modality of the run's policy."""
+        modality: Modality = self.plan.modality
+        return modality
 
     @property
     def parts(self) -> frozenset[Part]:

@@ -32,7 +32,7 @@ class ValidateStage(Stage):
         data = data_of(self.config)
         return {
             "algorithm": self.config.optimize.fingerprinted()["algorithm"],
-            **self.plan.kind_spec.training_options(self.plan),
+            **self.plan.modality_spec.training_options(self.plan),
             "average": self.config.optimize.ema is not None,
             "given": {"scale": list(data.scale), "neutral": data.middle},
             "seed": self.config.run.seed,
@@ -46,7 +46,7 @@ class ValidateStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return self.policy_kind.training_parts
+        return self.modality.training_parts
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -56,7 +56,7 @@ class ValidateStage(Stage):
         from flowmill.tasks.training.data import HeldOutData
         from flowmill.tasks.training.epoch import TrainingEpoch
 
-        data = HeldOutData(self.context, self.policy_kind, 0, self.inputs())
+        data = HeldOutData(self.context, self.modality, 0, self.inputs())
         figures, rows = TrainingEpoch(data, self.host, self.ref).losses()
         if self.host.ranks.first:
             (folder / "figures.json").write_text(canonical_json(figures))

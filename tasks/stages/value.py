@@ -33,7 +33,7 @@ class ValueStage(Stage):
             options["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
             options |= critic_identity(self.facts)
             options["seed"] = self.config.run.seed
-        return {**options, **self.plan.kind_spec.value_options(self.plan)}
+        return {**options, **self.plan.modality_spec.value_options(self.plan)}
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy that the epoch trains, with its critic, and the trajectories."""
@@ -41,7 +41,7 @@ class ValueStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return self.policy_kind.training_parts | {Part.CRITIC}
+        return self.modality.training_parts | {Part.CRITIC}
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -58,7 +58,7 @@ class ValueStage(Stage):
         self.host.use_threads()
         opened = self.opened(self.inputs()[1], shard.name)
         self._valuing.load()
-        values = self.policy_kind.values(self._valuing, opened)
+        values = self.modality.values(self._valuing, opened)
         names = ("sample_id", "prompt_id", "group_id")
         columns = {name: opened.table.column(name).to_pylist() for name in names}
         ragged = {name: _ragged(rows, len(columns["sample_id"])) for name, rows in values.items()}

@@ -20,7 +20,7 @@ from flowmill.tasks.algorithms.base import Algorithm
 from flowmill.tasks.inputs.components import open_trajectory_store
 from flowmill.tasks.inputs.data_section import data_of
 from flowmill.tasks.modalities.gradients import RewardGradients
-from flowmill.tasks.modalities.modality import Kind, Training
+from flowmill.tasks.modalities.modality import Training, TrainingRows
 from flowmill.tasks.modalities.rows import Units, plan_updates
 from flowmill.tasks.modalities.sample_set import SampleSet
 
@@ -42,15 +42,15 @@ _NEUTRAL = (
 class TrainingData:
     """The stored samples of an epoch, and of those it replays, with their advantages."""
 
-    def __init__(self, context: RunContext, kind: Kind, epoch: int, inputs: Sequence[ArtifactRef]) -> None:
+    def __init__(self, context: RunContext, modality: TrainingRows, epoch: int, inputs: Sequence[ArtifactRef]) -> None:
         """Bind to the artifacts of an epoch.
 
         Args:
-            kind: the policy's kind.
+            modality: that of the policy.
             inputs: the previous policy, then trajectories, advantages and, if stored, gradients of this epoch and of
                 the replayed ones.
         """
-        self.context, self.kind, self.epoch = context, kind, epoch
+        self.context, self.modality, self.epoch = context, modality, epoch
         self.policy, *rest = inputs
         self.config = context.config
         # Each epoch has trajectories, advantages and, if stored, the gradient of each reward.
@@ -79,7 +79,7 @@ class TrainingData:
             gradients=self._followed() if self.context.plan.has_gradients else None,
         )
         requires, replay = self.algorithm.requires, self.config.optimize.replay
-        samples = self.kind.training_set(training, shards, advantages, requires)
+        samples = self.modality.training_set(training, shards, advantages, requires)
         if replay is not None:
             samples.choose(replay, requires)
         if self.config.data is not None and self.config.data.prior is not None:

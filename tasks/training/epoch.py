@@ -221,14 +221,14 @@ class TrainingEpoch:
         for name, folder in requires.teachers:
             self._host.give_teacher(trainable, folder, name)
         further = {name: part.trainable for name, part in extra_parts.items()}
-        models = self._data.kind.models(self._config, trainable, further)
+        models = self._data.modality.models(self._config, trainable, further)
         models.frozen = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
         if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
             # Ranks in lockstep cannot skip a forward that only some of them have cached.
             models.remembered = {}
         if requires.rewards:
-            self._data.kind.give_rewards(models, self._host)
+            self._data.modality.give_rewards(models, self._host)
         if requires.behavior:
             stored = tensor_files(policy_folder(self._context.store, self._data.policy), Weights.BEHAVIOR.value)
             models.on_policy = not stored and self._config.optimize.replay is None

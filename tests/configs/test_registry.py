@@ -29,7 +29,7 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.choices import SAMPLERS
 from flowmill.tasks.execution.launchers import LAUNCHERS
 from flowmill.tasks.execution.runners import RUNNERS
-from flowmill.tasks.specs.modalities import KINDS, MODALITY_SPECS
+from flowmill.tasks.specs.modalities import MODALITIES, MODALITY_SPECS
 from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ConfigFactory
@@ -58,7 +58,7 @@ OTHERS = {
     "samplers": SAMPLERS,
     "stages": Table({spec.name: spec.stage for spec in STAGES.values()}, like="flowmill.tasks.stages.stage:Stage"),
     "modalities": MODALITY_SPECS,
-    "kinds": KINDS,
+    "kinds": MODALITIES,
 }
 
 

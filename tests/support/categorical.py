@@ -31,7 +31,7 @@ from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
 from flowmill.tasks.modalities.forward_cost import Cost
-from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
+from flowmill.tasks.modalities.modality import ExportRequest, Modality, Training
 from flowmill.tasks.modalities.sample_set import SampleSet, tensor_of
 from flowmill.tasks.modalities.samplers import SampleRequest, SamplingContext
 from flowmill.tasks.runs.seeds import derive
@@ -158,7 +158,7 @@ class ChoiceMaker:
         return samples
 
 
-class Categorical(Kind, ModalitySpec):
+class Categorical(Modality, ModalitySpec):
     """Everything that is asked of the kind."""
 
     encodes = False

@@ -53,7 +53,7 @@ class ChainServer:
         config = load_config(self.config, list(self.overrides))
         store = ArtifactStore(config.store)
         self._host = Session(RunContext(store, config, RunFolder(store, "server"))).host
-        self._kind, self._lock = RunPlan(config).kind, threading.Lock()
+        self._kind, self._lock = RunPlan(config).modality, threading.Lock()
         self.held = cast(TrainableDenoiser, self._host.fresh())
 
     def load(self, body: Mapping[str, Any]) -> None:

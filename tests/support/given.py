@@ -128,8 +128,8 @@ def write_members(path: Path, rows: Iterable[tuple[int, Mapping[str, bytes]]]) -
 def given_data(context: RunContext, epoch: int) -> TrainingData:
     """Return the training data of an epoch of given samples, whether the epochs before are trained or not."""
     nodes = (Node(0, "policy"), Node(0, "ingest"), Node(epoch, "advantage"))
-    policy_kind = make_stage(context, "optimize", epoch).policy_kind
-    return TrainingData(context, policy_kind, epoch, [context.chain.ref(node) for node in nodes])
+    modality = make_stage(context, "optimize", epoch).modality
+    return TrainingData(context, modality, epoch, [context.chain.ref(node) for node in nodes])
 
 
 def only_batch(context: RunContext) -> Any:

@@ -109,7 +109,7 @@ def collect(context: RunContext, epoch: int = 1) -> None:
 def training_data(context: RunContext, epoch: int = 1) -> TrainingData:
     """Return the data that the training of an epoch reads."""
     stage = make_stage(context, "optimize", epoch)
-    return TrainingData(context, stage.policy_kind, epoch, stage.inputs())
+    return TrainingData(context, stage.modality, epoch, stage.inputs())
 
 
 def summary_of(context: RunContext, epoch: int, stage: str, slot: str = "") -> Mapping[str, Any]:

@@ -57,7 +57,7 @@ def ours(folder: Path) -> tuple[float, list[float], Path, Rows]:
     StageRun(stage).execute()
     seconds = cpu() - begun
     losses = [update["loss"] for update in context.store.require(context.policy_ref(1)).summary["updates"]]
-    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
+    data = TrainingData(context, stage.modality, 1, stage.inputs())
     samples = data.samples(stage.host)
     reader, prompts = samples.reader, context.prompts_by_id
     found = {row["prompt"]: row for row in rows}

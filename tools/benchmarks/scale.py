@@ -118,7 +118,7 @@ def _work(root: str, samples: int, shards: int) -> dict[str, Callable[..., objec
 
     def plan() -> None:
         stage: Any = make_stage(_begin(root, samples, shards), "optimize", 1)
-        data = TrainingData(stage.context, stage.policy_kind, 1, stage.inputs())
+        data = TrainingData(stage.context, stage.modality, 1, stage.inputs())
         data.plan(data.samples())
 
     def read(run: str = "r0") -> RunContext:

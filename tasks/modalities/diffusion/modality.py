@@ -47,7 +47,7 @@ from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from flowmill.tasks.modalities.media import check_scored, decode_in_slices, heard, trial_media
 from flowmill.tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
-from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training
+from flowmill.tasks.modalities.modality import ExportRequest, Modality, Training
 from flowmill.tasks.modalities.sample_set import SampleSet
 from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.specs.plan import RunPlan
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _CLIPS = 4
 
 
-class Diffusion(Kind):
+class Diffusion(Modality):
     """Denoisers: samples are images, clips or latents."""
 
     draws = True

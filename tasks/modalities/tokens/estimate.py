@@ -154,7 +154,7 @@ def _drawing(plan: RunPlan) -> tuple[DrawingMemory | None, tuple[str, ...]]:
     config = plan.config
     if config.render is None:
         return None, ()
-    model, memory = config.render.model, plan.drawer.kind.drawing_memory(plan.drawer)
+    model, memory = config.render.model, plan.drawer.modality.drawing_memory(plan.drawer)
     if memory is None:
         return None, (f"memory: render.model '{model.path or model.policy}' is not counted, because it is unknown.",)
     return memory, ()

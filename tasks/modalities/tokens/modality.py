@@ -32,7 +32,7 @@ from flowmill.tasks.metrics.texts import Text, write_texts
 from flowmill.tasks.modalities.data_sample import DataSample
 from flowmill.tasks.modalities.forward_cost import Cost
 from flowmill.tasks.modalities.memory import Memory, OptimizerSizes
-from flowmill.tasks.modalities.modality import ExportRequest, Kind, Training, ValueRequest
+from flowmill.tasks.modalities.modality import ExportRequest, Modality, Training, ValueRequest
 from flowmill.tasks.modalities.sample_set import SampleSet
 from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from flowmill.tasks.runtime.host import ModelHost
 
 
-class Tokens(Kind):
+class Tokens(Modality):
     """Language models: samples are texts."""
 
     encodes = False

@@ -141,9 +141,9 @@ def test_what_declares_no_media_scores_what_the_run_makes(
     needs = needs_of(section.name, {})
     texts, images = RunConfig.model_validate(texts_data(tmp_path)), make_config()
     for config in (texts, images):
-        RunPlan(config).kind.check_scored(section, needs, config)
+        RunPlan(config).modality.check_scored(section, needs, config)
     with pytest.raises(ConfigError, match=r"scores images, but model.policy 'causal_lm' makes texts"):
-        RunPlan(texts).kind.check_scored(section, Needs(media="images"), texts)
+        RunPlan(texts).modality.check_scored(section, Needs(media="images"), texts)
 
 
 @pytest.mark.parametrize("name", sorted(set(REWARDS) - {"constant", "rank", "fitted"}))

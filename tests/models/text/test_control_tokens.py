@@ -162,7 +162,7 @@ def test_prompts_of_image_models_with_a_control_token_are_refused(
     policy = SD3.load(tiny_base, settings, frozenset({Part.TEXT}), {"max_sequence_length": 1})
     host: Any = SimpleNamespace(encoder=lambda: policy)
     with pytest.raises(ConfigError, match=said):
-        RunPlan(config).kind.encode(host, [Prompt(text="a"), Prompt(text=text)])
+        RunPlan(config).modality.encode(host, [Prompt(text="a"), Prompt(text=text)])
     # What a language model wrote is drawn, with a space in the token's text.
     plain = policy.as_plain(text)
     assert plain.replace(" ", "") == text.replace(" ", "")

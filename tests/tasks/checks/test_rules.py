@@ -70,6 +70,7 @@ CASES = {
         advantage.estimator=gae
         advantage.overlong={buffer: 2}
         optimize.stop_kl=0.1; optimize.algorithm={name: nft}
+        advantage.mode=negative_only; optimize.algorithm=sft; rollout.plan={name: final}
         rollout.sampler={name: "tests.tasks.checks.test_plug_ins:Sampler"}; optimize.algorithm={name: nft}
         render={model: {policy: sd3, build: {name: digits}}, steps: 8}
         execution.strategy=fsdp

@@ -58,7 +58,7 @@ def test_it_draws_with_its_own_noise_and_loads_merged_weights_from_a_folder(
     config = make_config(engine, *LORA)
     check_config(config)
     context, plan, local = prepare(config), RunPlan(config), RunPlan(make_config(*LORA))
-    identity = plan.kind_spec.rollout_options
+    identity = plan.modality_spec.rollout_options
     assert identity(plan) == {**identity(local), "engine": {"name": "sglang"}}
     for epoch in (1, 2):
         run_epoch(context, epoch)
@@ -86,7 +86,7 @@ def test_an_adapter_that_it_did_not_load_is_found(server: ChainServer, make_conf
 def test_a_stored_engine_that_drew_as_this_process_is_no_part_of_a_rollout(make_config: Make) -> None:
     earlier = make_config("rollout.engine={name: flowmill, options: {servers: ['http://127.0.0.1:1']}}")
     before, now = RunPlan(earlier), RunPlan(make_config())
-    assert before.kind_spec.rollout_options(before) == now.kind_spec.rollout_options(now)
+    assert before.modality_spec.rollout_options(before) == now.modality_spec.rollout_options(now)
 
 
 def test_weights_swapped_behind_its_back_are_found(server: ChainServer, make_config: Make) -> None:

@@ -142,7 +142,7 @@ def test_the_engine_that_is_there_anyway_changes_no_identity(tmp_path: Path, ser
     other = RunPlan(config_of(tmp_path, server))
     config = RunPlan(load_config(tmp_path / "texts.yaml", ["rollout.tokens.engine=local"]))
     plain = RunPlan(load_config(tmp_path / "texts.yaml", ["rollout.tokens={max_new: 4}"]))
-    identity = plain.kind_spec
+    identity = plain.modality_spec
     assert identity.rollout_options(config) == identity.rollout_options(plain)
     assert "engine" not in str(identity.rollout_options(plain))
     assert "rescore" not in str(identity.rollout_options(plain))

@@ -348,7 +348,7 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(t
     assert len(stale) > 0
     section = config.optimize.replay
     assert section is not None
-    models = stage.policy_kind.models(config, held, {})
+    models = stage.modality.models(config, held, {})
     samples.correct(samples.recompute(stale, models, size=4, file=None, idle=()), section)
     batch: Any = samples.batch(stale.slice(0, 2), 4)
     now, _ = held.log_probs(batch.ids, 1.0)
@@ -459,11 +459,11 @@ def test_a_tokenizer_that_adds_tokens_when_it_is_loaded_is_named_with_a_remedy_t
 
 def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Path) -> None:
     section, config = TokensSection(template_date=date(2024, 7, 26)), texts_config(tmp_path)
-    about = RunPlan(config).kind_spec.rollout_options(RunPlan(config))["tokens"]
+    about = RunPlan(config).modality_spec.rollout_options(RunPlan(config))["tokens"]
     assert "template_date" not in about
     dated = config.model_copy(update={"rollout": config.rollout.model_copy(update={"tokens": section})})
-    assert RunPlan(dated).kind_spec.rollout_options(RunPlan(dated))["tokens"]["template_date"] == "2024-07-26"
-    assert RunPlan(dated).kind_spec.evaluation_options(RunPlan(dated))["tokens"]["template_date"] == "2024-07-26"
+    assert RunPlan(dated).modality_spec.rollout_options(RunPlan(dated))["tokens"]["template_date"] == "2024-07-26"
+    assert RunPlan(dated).modality_spec.evaluation_options(RunPlan(dated))["tokens"]["template_date"] == "2024-07-26"
 
 
 def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> None:
