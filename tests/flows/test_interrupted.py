@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _imp
+import importlib
 import os
 import signal
 import sys
@@ -19,6 +21,7 @@ from prefect.exceptions import TerminationSignal
 
 from flowmill.configs.exits import StopSignal
 from flowmill.flows import scheduled_runs
+from flowmill.flows.cli import signals
 from flowmill.flows.cli.signals import terminable
 from flowmill.flows.requests import PipelineRequest
 from flowmill.flows.run_in_process import stop_if_interrupted
@@ -102,6 +105,45 @@ def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost(
     # What was to come again comes to nobody else.
     with terminable():
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_signal_that_code_drops_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries have a bare ``except`` around their optional imports, which may take longer than a signal waits."""
+    monkeypatch.setattr(signals, "_PATIENCE_S", 0.0)
+    text = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept:\n    dropped = True\n"
+    (tmp_path / "carelessly_imported.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as stopped, terminable():
+        time.sleep(10 * import_module("carelessly_imported").dropped)
+    assert stopped.value.code == 130
+    # What has ended a command comes to nobody else.
+    del stopped
+    with terminable():
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_signal_leaves_the_import_system_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit between the acquisition of its lock and the block that releases it makes other threads wait forever."""
+    monkeypatch.setattr(signals, "_PATIENCE_S", 0.0)
+    (tmp_path / "plainly_imported.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    signaled: list[int] = []
+
+    def acquire() -> None:
+        _imp.acquire_lock()
+        if not signaled:
+            signaled.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    system = SimpleNamespace(**{**vars(_imp), "acquire_lock": acquire})
+    monkeypatch.setattr(importlib._bootstrap, "_imp", system)  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit) as stopped, terminable():
+        time.sleep(10 * bool(import_module("plainly_imported")))
+    assert signaled
+    assert stopped.value.code == 130
+    assert not _imp.lock_held()
 
 
 def test_an_error_alone_is_not_an_interruption() -> None:

@@ -30,6 +30,8 @@ _SIGNALS = {kind: [signal.SIGKILL, signal.SIGTERM] for kind in ("parent", "group
 _REPLACED = ("agent", "rank", "Dask worker")
 #: Seconds after which nothing of a killed run may be alive.
 _GONE_S = 20.0
+#: Seconds after which a run counts as one that waits forever.
+_LONGEST_S = 900.0
 RUN = "small"
 
 
@@ -97,10 +99,10 @@ class Campaign:
         while outcome.total < kills:
             number += 1
             root, wanted = self._root(f"killed-{number}"), min(kills, outcome.total + LIVES)
-            while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
-                if tend:
-                    outcome.wrong += tending.tend(Path(root))
             try:
+                while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
+                    if tend:
+                        outcome.wrong += tending.tend(Path(root))
                 self._finish(root)
             except SystemExit as error:
                 outcome.wrong.append(f"run {number}: {error}")
@@ -134,7 +136,7 @@ class Campaign:
                     victim.send_signal(number)
             outcome.kills[kind if number == signal.SIGKILL else f"{kind} asked"] += 1
             if kind in _REPLACED:
-                return True if _ended(process) == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
+                return True if _ended(process)[0] == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
             if kind == "server" and not _stops(process):
                 outcome.wrong.append(f"a run whose server was killed ended after more than {_GONE_S:g} s")
             _ended(process)
@@ -157,8 +159,8 @@ class Campaign:
 
     def _finish(self, root: str) -> None:
         process = self._start(root)
-        said = process.communicate(timeout=1200)[0].decode()
-        if process.returncode:
+        code, said = _ended(process)
+        if code:
             raise SystemExit(f"{self.config} could not be continued:\n{said}")
 
     def _root(self, name: str) -> str:
@@ -247,9 +249,14 @@ class Sweeps(Campaign):
         return list_runs(ArtifactStore(root))
 
 
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    process.communicate(timeout=1200)
-    return process.returncode
+def _ended(process: Run) -> tuple[int, str]:
+    """Wait for the end of a run; return its exit code and output."""
+    try:
+        said = process.communicate(timeout=_LONGEST_S)[0].decode()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise SystemExit(f"it did not end within {_LONGEST_S:g} s") from None
+    return process.returncode, said
 
 
 def _stops(process: subprocess.Popen[bytes]) -> bool:
@@ -257,5 +264,5 @@ def _stops(process: subprocess.Popen[bytes]) -> bool:
     try:
         process.communicate(timeout=_GONE_S)
     except subprocess.TimeoutExpired:
-        return _ended(process) == 0
+        return _ended(process)[0] == 0
     return True
