@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -67,10 +68,11 @@ def training_run(
         context = grown(context, request.advance)
         check_plan(context.plan, rewards=False)
         stack.enter_context(executing(context))
+        note = partial(note_state, context, flow_run=str(flow_run.id or ""))
+        note("running")
         session = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         callbacks, status = RunCallbacks(context, tracker, show=request.show), "FAILED"
-        note_state(context, "running", flow_run=str(flow_run.id or ""))
         try:
             yield session, callbacks
             status = "FINISHED"
@@ -78,12 +80,12 @@ def training_run(
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
                 status = "KILLED"
             by_alert = isinstance(error, StoppedError)
-            note_state(context, "held" if by_alert else "stopped" if status == "KILLED" else "failed", error)
+            note("held" if by_alert else "stopped" if status == "KILLED" else "failed", error)
             raise
         finally:
             tracker.close(status)
         mark_finished(context, describe_result(context))
-        note_state(context, "done")
+        note("done")
         callbacks.report()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,12 +14,13 @@ from uuid import UUID
 import httpx
 import tenacity
 from prefect import get_run_logger
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
     FlowRunFilter,
     FlowRunFilterExpectedStartTime,
+    FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateName,
     FlowRunFilterStateType,
@@ -37,7 +38,7 @@ from flowmill.flows.requests import GPU_SLOTS, Request
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.locks import holding, refuse_while_executing
-from flowmill.tasks.runs.state import killed_flow_run
+from flowmill.tasks.runs.state import lost_flow_runs
 
 _LOOK_S = 5.0
 #: Loggers of Prefect's engine.
@@ -124,19 +125,34 @@ def make_up_for_missed() -> None:
                 client.set_flow_run_state(other.id, skipped, force=True)
 
 
-def end_killed(context: RunContext) -> None:
-    """End the killed flow run of a run as ``Crashed``: without process and worker it would be running for ever."""
+def end_lost(context: RunContext) -> None:
+    """End flow runs of a run whose processes are gone as ``Crashed``: nothing else would end those of killed processes,
+    and those whose server was gone at their end."""
     # Another server may have been named then; the run itself does not depend on this.
-    with contextlib.suppress(FlowmillError, PrefectException, httpx.HTTPError, ValueError):
-        # Most often there is none to look for. Under the lock no other process executes the run.
-        if not has_lasting_api() or not killed_flow_run(context):
+    with contextlib.suppress(FlowmillError, PrefectException, httpx.HTTPError):
+        if not has_lasting_api() or not (names := lost_flow_runs(context)):
             return
-        with holding(context.store, context.run.name), get_client(sync_client=True) as client:
-            killed = killed_flow_run(context)
-            state = client.read_flow_run(UUID(killed)).state if killed not in ("", flow_run.id) else None
-            if state is not None and (state.is_running() or state.is_cancelling()):
-                ended: State[None] = Crashed(message="Its process was killed. Another flow run goes on with its run.")
-                client.set_flow_run_state(UUID(killed), ended, force=True)
+        with get_client(sync_client=True) as client:
+            # Most often there is none to look for. Under the lock no other process executes the run.
+            if not _at_work(client, names):
+                return
+            with holding(context.store, context.run.name):
+                for each in _at_work(client, lost_flow_runs(context)):
+                    ended: State[None] = Crashed(message="Its process is gone. Another flow run goes on with its run.")
+                    client.set_flow_run_state(each, ended, force=True)
+
+
+def _at_work(client: SyncPrefectClient, names: Sequence[str]) -> list[UUID]:
+    """Return those of some flow runs that are running for the server, without this process's own."""
+    ids = []
+    for name in names:
+        with contextlib.suppress(ValueError):
+            ids.append(UUID(name))
+    states = FlowRunFilterState(
+        type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
+    )
+    flow_runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids), state=states))
+    return [each.id for each in flow_runs if str(each.id) != flow_run.id]
 
 
 @contextlib.contextmanager
@@ -144,7 +160,7 @@ def turn(context: RunContext, request: Request) -> Iterator[None]:
     """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block."""
     # Before the slots: a flow that waits for a run must not hold GPUs.
     _await_turn(context, request.wait_minutes * 60)
-    end_killed(context)
+    end_lost(context)
     if not request.gpu_slots:
         yield
         return

@@ -141,9 +141,10 @@ class RunFolder:
         names = self._series(series)
         return self._read(f"{layout.run(self.name)}/{series}/{names[-1]}") if names else None
 
-    def series(self, series: str) -> dict[str, bytes]:
-        """Return the bytes of all records of a series by path, in order; each record is read once."""
-        paths = [f"{layout.run(self.name)}/{series}/{name}" for name in self._series(series)]
+    def series(self, series: str, *, last: int | None = None) -> dict[str, bytes]:
+        """Return the bytes of all records of a series, or of the last ones, by path, in order; each is read once."""
+        names = self._series(series)
+        paths = [f"{layout.run(self.name)}/{series}/{name}" for name in names[-(last or len(names)) :]]
         unknown = [path for path in paths if path not in self._contents]
         read = zip(unknown, self.store.root.read_many(unknown), strict=True)
         self._contents |= {path: data for path, data in read if data is not None}

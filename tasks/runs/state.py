@@ -7,11 +7,15 @@ import time
 
 from flowmill.configs.errors import FlowmillError
 from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.artifacts.records import content
+from flowmill.storage.backends.process_tags import is_gone, tag
 from flowmill.tasks.runs.context import RunContext
 
 _SERIES = "states"
 #: Most characters of an error, far more than a message with its remedy has; tables cut it to their width.
 _MOST = 4000
+#: Newest records in which lost flow runs are looked for.
+_RECENT = 20
 
 
 def note_state(context: RunContext, state: str, error: BaseException | None = None, *, flow_run: str = "") -> None:
@@ -23,7 +27,8 @@ def note_state(context: RunContext, state: str, error: BaseException | None = No
     """
     message = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
     with contextlib.suppress(FlowmillError, OSError):
-        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": message, "flow_run": flow_run})
+        record = {"state": state, "at": round(time.time(), 3), "error": message, "flow_run": flow_run, "process": tag()}
+        context.run.add(_SERIES, record)
 
 
 def state_of(context: RunContext, *, complete: bool) -> str:
@@ -44,14 +49,19 @@ def state_of(context: RunContext, *, complete: bool) -> str:
     return "stopped" if state is not None or context.run.entries() else "not started"
 
 
-def killed_flow_run(context: RunContext) -> str:
-    """Return the flow run that executed the run and ended without a record of its end; '' if there is none.
+def lost_flow_runs(context: RunContext) -> list[str]:
+    """Return the recent flow runs that executed the run and whose processes are gone: killed, or at their end.
 
     Args:
         context: a run whose lock this process holds.
     """
-    note = context.run.newest(_SERIES) or {}
-    return str(note.get("flow_run", "")) if note.get("state") == "running" else ""
+    records = context.run.series(_SERIES, last=_RECENT)
+    last = {note.get("flow_run", ""): note for note in (content(data, path) for path, data in records.items())}
+    return [
+        name
+        for name, note in last.items()
+        if name and (note["state"] == "running" or is_gone(str(note.get("process", ""))))
+    ]
 
 
 def last_state(run: RunFolder) -> str | None:

@@ -23,8 +23,10 @@ from flowmill.flows import scheduled_runs
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import GPU_SLOTS, StageRequest
 from flowmill.flows.run_in_process import on_server
-from flowmill.flows.scheduled_runs import end_killed, turn
+from flowmill.flows.scheduled_runs import end_lost, turn
 from flowmill.flows.stages import FLOWS
+from flowmill.storage.backends.process_tags import tag
+from flowmill.tasks.runs import state
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.state import note_state
 from tests.conftest import ROOT
@@ -94,19 +96,38 @@ def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunConte
             return state.type if state is not None else None
 
         dead, done = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
-        note_state(context, "running", flow_run=str(done))
-        note_state(context, "done")
-        end_killed(context)
+        for each in ("running", "done"):
+            note_state(context, each, flow_run=str(done))
+        end_lost(context)
         for name in ("no id", str(uuid4()), str(dead)):
             note_state(context, "running", flow_run=name)
             other = busy(context, 0.5)
-            end_killed(context)
+            end_lost(context)
             assert state_of(dead) == StateType.RUNNING
             other.join()
             # Any flow of the run: this is of a stage.
             with turn(context, asked()):
                 pass
         assert (state_of(dead), state_of(done)) == (StateType.CRASHED, StateType.RUNNING)
+
+
+def test_a_flow_run_whose_end_its_server_did_not_get_ends_with_the_next(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, machine, *_ = tag().split("~")
+    gone = "~".join((host, machine, str(2**22 + 1), "1", "0"))
+    with get_client(sync_client=True) as client:
+        lost, alive = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
+        note_state(context, "failed", flow_run=str(alive))
+        with monkeypatch.context() as dead:
+            dead.setattr(state, "tag", lambda: gone)
+            note_state(context, "failed", flow_run=str(lost))
+        for number in range(3):
+            note_state(context, "done", flow_run=str(number))
+        with turn(context, asked()):
+            pass
+        states = [client.read_flow_run(each).state for each in (lost, alive)]
+    assert [each and each.type for each in states] == [StateType.CRASHED, StateType.RUNNING]
 
 
 def test_flow_runs_on_a_lasting_server_send_heartbeats() -> None:
