@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -68,8 +67,7 @@ def training_run(
         context = grown(context, request.advance)
         check_plan(context.plan, rewards=False)
         stack.enter_context(executing(context))
-        note = partial(note_state, context, flow_run=str(flow_run.id or ""))
-        note("running")
+        note_state(context, "running", flow_run=str(flow_run.id or ""))
         session = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         callbacks, status = RunCallbacks(context, tracker, show=request.show), "FAILED"
@@ -80,12 +78,12 @@ def training_run(
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
                 status = "KILLED"
             by_alert = isinstance(error, StoppedError)
-            note("held" if by_alert else "stopped" if status == "KILLED" else "failed", error)
+            note_state(context, "held" if by_alert else "stopped" if status == "KILLED" else "failed", error)
             raise
         finally:
             tracker.close(status)
         mark_finished(context, describe_result(context))
-        note("done")
+        note_state(context, "done")
         callbacks.report()
 
 

@@ -38,7 +38,7 @@ from flowmill.flows.requests import GPU_SLOTS, Request
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.locks import holding, refuse_while_executing
-from flowmill.tasks.runs.state import lost_flow_runs
+from flowmill.tasks.runs.state import lost_flow_runs, note_flow_run
 
 _LOOK_S = 5.0
 #: Loggers of Prefect's engine.
@@ -130,7 +130,7 @@ def end_lost(context: RunContext) -> None:
     and those whose server was gone at their end."""
     # Another server may have been named then; the run itself does not depend on this.
     with contextlib.suppress(FlowmillError, PrefectException, httpx.HTTPError):
-        if not has_lasting_api() or not (names := lost_flow_runs(context)):
+        if not (names := lost_flow_runs(context)):
             return
         with get_client(sync_client=True) as client:
             # Most often there is none to look for. Under the lock no other process executes the run.
@@ -158,9 +158,12 @@ def _at_work(client: SyncPrefectClient, names: Sequence[str]) -> list[UUID]:
 @contextlib.contextmanager
 def turn(context: RunContext, request: Request) -> Iterator[None]:
     """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block."""
+    if (lasting := has_lasting_api()) and flow_run.id:
+        note_flow_run(context, str(flow_run.id))
     # Before the slots: a flow that waits for a run must not hold GPUs.
     _await_turn(context, request.wait_minutes * 60)
-    end_lost(context)
+    if lasting:
+        end_lost(context)
     if not request.gpu_slots:
         yield
         return

@@ -14,6 +14,7 @@ from flowmill.tasks.runs.context import RunContext
 _SERIES = "states"
 #: Most characters of an error, far more than a message with its remedy has; tables cut it to their width.
 _MOST = 4000
+_FLOW_RUNS = "flow_runs"
 #: Newest records in which lost flow runs are looked for.
 _RECENT = 20
 
@@ -27,8 +28,13 @@ def note_state(context: RunContext, state: str, error: BaseException | None = No
     """
     message = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
     with contextlib.suppress(FlowmillError, OSError):
-        record = {"state": state, "at": round(time.time(), 3), "error": message, "flow_run": flow_run, "process": tag()}
-        context.run.add(_SERIES, record)
+        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": message, "flow_run": flow_run})
+
+
+def note_flow_run(context: RunContext, flow_run: str) -> None:
+    """Record the flow run that this process carries out; suppress failures to write."""
+    with contextlib.suppress(FlowmillError, OSError):
+        context.run.add(_FLOW_RUNS, {"flow_run": flow_run, "process": tag()})
 
 
 def state_of(context: RunContext, *, complete: bool) -> str:
@@ -50,18 +56,17 @@ def state_of(context: RunContext, *, complete: bool) -> str:
 
 
 def lost_flow_runs(context: RunContext) -> list[str]:
-    """Return the recent flow runs that executed the run and whose processes are gone: killed, or at their end.
+    """Return recent flow runs of the run whose processes are gone; '' stands for none.
 
     Args:
         context: a run whose lock this process holds.
     """
-    records = context.run.series(_SERIES, last=_RECENT)
-    last = {note.get("flow_run", ""): note for note in (content(data, path) for path, data in records.items())}
-    return [
-        name
-        for name, note in last.items()
-        if name and (note["state"] == "running" or is_gone(str(note.get("process", ""))))
-    ]
+    note = context.run.newest(_SERIES) or {}
+    # Under the lock no other process executes the run, on any machine.
+    executed = [str(note.get("flow_run", ""))] if note.get("state") == "running" else []
+    records = context.run.series(_FLOW_RUNS, last=_RECENT)
+    begun = (content(data, path) for path, data in records.items())
+    return [*executed, *(str(each["flow_run"]) for each in begun if is_gone(str(each["process"])))]
 
 
 def last_state(run: RunFolder) -> str | None:

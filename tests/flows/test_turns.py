@@ -25,10 +25,10 @@ from flowmill.flows.requests import GPU_SLOTS, StageRequest
 from flowmill.flows.run_in_process import on_server
 from flowmill.flows.scheduled_runs import end_lost, turn
 from flowmill.flows.stages import FLOWS
-from flowmill.storage.backends.process_tags import tag
+from flowmill.storage.backends.process_tags import is_gone, tag
 from flowmill.tasks.runs import state
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.state import note_state
+from flowmill.tasks.runs.state import note_flow_run, note_state
 from tests.conftest import ROOT
 from tests.support.inside import prepare
 
@@ -96,8 +96,8 @@ def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunConte
             return state.type if state is not None else None
 
         dead, done = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
-        for each in ("running", "done"):
-            note_state(context, each, flow_run=str(done))
+        note_state(context, "running", flow_run=str(done))
+        note_state(context, "done")
         end_lost(context)
         for name in ("no id", str(uuid4()), str(dead)):
             note_state(context, "running", flow_run=name)
@@ -111,23 +111,32 @@ def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunConte
         assert (state_of(dead), state_of(done)) == (StateType.CRASHED, StateType.RUNNING)
 
 
-def test_a_flow_run_whose_end_its_server_did_not_get_ends_with_the_next(
+def test_a_flow_run_whose_process_is_gone_ends_with_the_next(
     context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It was killed before it executed the run, or its server was gone at its end."""
     host, machine, *_ = tag().split("~")
     gone = "~".join((host, machine, str(2**22 + 1), "1", "0"))
     with get_client(sync_client=True) as client:
         lost, alive = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
-        note_state(context, "failed", flow_run=str(alive))
+        note_flow_run(context, str(alive))
         with monkeypatch.context() as dead:
             dead.setattr(state, "tag", lambda: gone)
-            note_state(context, "failed", flow_run=str(lost))
-        for number in range(3):
-            note_state(context, "done", flow_run=str(number))
-        with turn(context, asked()):
-            pass
+            note_flow_run(context, str(lost))
+        note_state(context, "failed")
+        end_lost(context)
         states = [client.read_flow_run(each).state for each in (lost, alive)]
     assert [each and each.type for each in states] == [StateType.CRASHED, StateType.RUNNING]
+
+
+def test_a_flow_run_is_recorded_with_its_process(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduled_runs, "flow_run", SimpleNamespace(id=str(uuid4())))
+    with turn(context, asked()):
+        pass
+    note = context.run.newest("flow_runs")
+    assert note is not None
+    assert note["flow_run"] == scheduled_runs.flow_run.id
+    assert not is_gone(note["process"])
 
 
 def test_flow_runs_on_a_lasting_server_send_heartbeats() -> None:
