@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
+import psutil
+
 from tests.support import clusters
 from tests.support.s3 import Faults, free_port, make_bucket, named_or_moto, rclone, unreliable
 from tools.chaos.place import Place, Run
@@ -56,10 +58,13 @@ class RayCluster(Place):
         self._head.start()
 
     def _kill_some(self, word: str, run: Run) -> None:
-        processes = [each for each in self._head.family() if word in " ".join(each.cmdline()[:1])]
-        for each in processes:
-            each.kill()
-        if not processes:
+        killed = False
+        for each in self._head.family():
+            with contextlib.suppress(psutil.Error):
+                if word in " ".join(each.cmdline()[:1]):
+                    each.kill()
+                    killed = True
+        if not killed:
             # Workers come and go: there may be none at this moment.
             run.kill()
 
