@@ -176,17 +176,29 @@ def test_ray_workers_make_the_same_artifacts_as_threads(
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
-    chosen = f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"
+@pytest.mark.parametrize(
+    ("name", "scheme", "cause", "remedy"),
+    [
+        ("dask", "tcp://", "OSError: Timed out trying to connect to", "'dask scheduler --port 8786' starts one"),
+        pytest.param(
+            *("ray", "", "ConnectionError: Failed to connect to", "'ray start --head --port=6379' starts one"),
+            marks=pytest.mark.campaign,
+        ),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_named(
+    name: str, scheme: str, cause: str, remedy: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path
+) -> None:
+    address = f"{scheme}127.0.0.1:{free_port()}"
+    chosen = f"execution.runner={{name: {name}, options: {{address: '{address}'}}}}"
     patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+    began = time.monotonic()
     said = flowmill("run", str(config_file), "--root", str(tmp_path / "x"), "--set", chosen, "--quiet", **patience)
     assert said.returncode == 1
-    assert (
-        f"execution.runner 'dask' cannot be started. OSError: Timed out trying to connect to {address}" in said.stderr
-    )
-    assert "'dask scheduler --port 8786' starts one" in said.stderr
+    assert f"execution.runner '{name}' cannot be started. {cause}" in said.stderr
+    assert remedy in said.stderr
     assert "Traceback" not in said.stderr
+    assert time.monotonic() - began < 240
 
 
 @pytest.mark.campaign
