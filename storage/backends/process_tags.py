@@ -28,10 +28,10 @@ def tag() -> str:
 def is_gone(name: str) -> bool:
     """Return whether the process of a ``tag`` is certainly gone; False if this cannot be determined here."""
     parts = name.split(_SEPARATOR)
-    if len(parts) != _PARTS or not parts[2].isdigit():
+    if len(parts) != _PARTS or not (parts[2].isascii() and parts[2].isdigit()):
         return False
     host, machine, pid, start, _ = parts
-    return host == socket.gethostname() and machine == _machine() and _start(int(pid)) != start
+    return host == socket.gethostname() and machine == _machine() and _start(pid) != start
 
 
 def process_label(name: str) -> str:
@@ -54,10 +54,10 @@ def _machine() -> str:
 @cache
 def _own_start(pid: int) -> str:
     """Return the start time of this process, cached per process id, as a fork has another one."""
-    return _start(pid) or ""
+    return _start(str(pid)) or ""
 
 
-def _start(pid: int) -> str | None:
+def _start(pid: str) -> str | None:
     """Return the start time of a process in the kernel's clock ticks; None if it does not exist."""
     try:
         # The start time is the 20th field after the process name, which is in parentheses and may hold any character.
@@ -66,6 +66,6 @@ def _start(pid: int) -> str | None:
         if Path("/proc/self/stat").exists():
             return None
     try:
-        return str(int(psutil.Process(pid).create_time()))
+        return str(int(psutil.Process(int(pid)).create_time()))
     except psutil.NoSuchProcess:
         return None

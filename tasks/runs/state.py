@@ -66,7 +66,7 @@ def lost_flow_runs(context: RunContext) -> list[str]:
     executed = [str(note.get("flow_run", ""))] if note.get("state") == "running" else []
     records = context.run.series(_FLOW_RUNS, last=_RECENT)
     begun = (content(data, path) for path, data in records.items())
-    return [*executed, *(str(each["flow_run"]) for each in begun if is_gone(str(each["process"])))]
+    return [*executed, *(str(each.get("flow_run")) for each in begun if is_gone(str(each.get("process"))))]
 
 
 def last_state(run: RunFolder) -> str | None:

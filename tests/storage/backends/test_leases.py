@@ -222,7 +222,7 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
     assert not is_gone(mine)
     host, machine, pid, _, number = mine.split("~")
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    began = process_tags._start(child.pid)
+    began = process_tags._start(str(child.pid))
     child.wait()
     names = {
         "live": mine,
@@ -232,6 +232,7 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
         "another host": "~".join(("elsewhere", machine, str(child.pid), "1", number)),
         "of an earlier version": f"{host}-{child.pid}-{number}",
         "of anybody": "notes",
+        "no number": "~".join((host, machine, "\u00b2", "1", number)),
     }
     assert {name for name, each in names.items() if is_gone(each)} == {"dead", "another of the same number"}
     assert process_label(mine) == f"{host}, pid {pid}"
