@@ -148,6 +148,8 @@ def _at_work(client: SyncPrefectClient, names: Sequence[str]) -> list[UUID]:
     for name in names:
         with contextlib.suppress(ValueError):
             ids.append(UUID(name))
+    if not ids:
+        return []
     states = FlowRunFilterState(
         type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
     )

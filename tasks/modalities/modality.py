@@ -1,4 +1,4 @@
-"""The interface of policy kinds."""
+"""The interfaces of a modality, which is a kind of policies: its samples, training rows, exports and estimates."""
 
 from __future__ import annotations
 

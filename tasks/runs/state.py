@@ -1,4 +1,4 @@
-"""The state of a run: running, stopped, failed or done; recorded by the process that executes it."""
+"""The state of a run (running, stopped, failed or done) and its flow runs, recorded by processes that execute it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def state_of(context: RunContext, *, complete: bool) -> str:
 
 
 def lost_flow_runs(context: RunContext) -> list[str]:
-    """Return recent flow runs of the run whose processes are gone; '' stands for none.
+    """Return recent flow runs of the run whose processes are gone; an id may be ''.
 
     Args:
         context: a run whose lock this process holds.
@@ -66,7 +66,9 @@ def lost_flow_runs(context: RunContext) -> list[str]:
     executed = [str(note.get("flow_run", ""))] if note.get("state") == "running" else []
     records = context.run.series(_FLOW_RUNS, last=_RECENT)
     begun = (content(data, path) for path, data in records.items())
-    return [*executed, *(str(each.get("flow_run")) for each in begun if is_gone(str(each.get("process"))))]
+    # Prefect may start a flow run again, in another process: the last one counts.
+    processes = {str(each.get("flow_run")): str(each.get("process")) for each in begun}
+    return [*executed, *(name for name, process in processes.items() if is_gone(process))]
 
 
 def last_state(run: RunFolder) -> str | None:

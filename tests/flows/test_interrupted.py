@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +33,13 @@ def listening() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], object]:
+    """Writes a module of a name and a text, which can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, text: (tmp_path / f"{name}.py").write_text(text)
 
 
 def behind(cause: BaseException) -> ValueError:
@@ -72,11 +79,10 @@ def test_ctrl_c_behind_an_error() -> None:
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_signal_lets_an_import_end_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_lets_an_import_end_first(write_module: Callable[[str, str], object]) -> None:
     """Libraries in C++ abort the process when an exception comes out of what they import."""
     text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.3)\nwhole = True\n"
-    (tmp_path / "slowly_imported.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
+    write_module("slowly_imported", text)
     with pytest.raises(SystemExit) as stopped, terminable():
         time.sleep(10 * import_module("slowly_imported").whole)
     assert stopped.value.code == 130
@@ -108,27 +114,29 @@ def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost(
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_signal_that_code_drops_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_code_drops_comes_again(
+    write_module: Callable[[str, str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Libraries have a bare ``except`` around their optional imports, which may take longer than a signal waits."""
     monkeypatch.setattr(signals, "_PATIENCE_S", 0.0)
     text = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept:\n    dropped = True\n"
-    (tmp_path / "carelessly_imported.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
+    write_module("carelessly_imported", text)
     with pytest.raises(SystemExit) as stopped, terminable():
         time.sleep(10 * import_module("carelessly_imported").dropped)
     assert stopped.value.code == 130
-    # What has ended a command comes to nobody else.
+    # A signal that ended a command does not come again.
     del stopped
     with terminable():
         time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_signal_leaves_the_import_system_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_leaves_the_import_system_usable(
+    write_module: Callable[[str, str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An exit between the acquisition of its lock and the block that releases it makes other threads wait forever."""
     monkeypatch.setattr(signals, "_PATIENCE_S", 0.0)
-    (tmp_path / "plainly_imported.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
+    write_module("plainly_imported", "")
     signaled: list[int] = []
 
     def acquire() -> None:

@@ -118,15 +118,18 @@ def test_a_flow_run_whose_process_is_gone_ends_with_the_next(
     host, machine, *_ = tag().split("~")
     gone = "~".join((host, machine, str(2**22 + 1), "1", "0"))
     with get_client(sync_client=True) as client:
-        lost, alive = (client.create_flow_run(pipeline, state=Running()).id for _ in range(2))
+        lost, alive, again = (client.create_flow_run(pipeline, state=Running()).id for _ in range(3))
         note_flow_run(context, str(alive))
         with monkeypatch.context() as dead:
             dead.setattr(state, "tag", lambda: gone)
-            note_flow_run(context, str(lost))
+            for each in (lost, again):
+                note_flow_run(context, str(each))
+        # Prefect started it again, in this process.
+        note_flow_run(context, str(again))
         note_state(context, "failed")
         end_lost(context)
-        states = [client.read_flow_run(each).state for each in (lost, alive)]
-    assert [each and each.type for each in states] == [StateType.CRASHED, StateType.RUNNING]
+        states = [client.read_flow_run(each).state for each in (lost, alive, again)]
+    assert [each and each.type for each in states] == [StateType.CRASHED, StateType.RUNNING, StateType.RUNNING]
 
 
 def test_a_flow_run_is_recorded_with_its_process(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
