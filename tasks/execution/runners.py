@@ -176,7 +176,7 @@ class Ray:
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""
         require_extra("ray", "prefect_ray", label="execution.runner 'ray'")
-        # One try to reach the head takes 41 s; by default there are 20. Set here alone, as it also limits how heads start.
+        # One try to reach the head takes 41 s, and Ray makes 20. Set here alone, as it limits the start of heads too.
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
