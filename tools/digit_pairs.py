@@ -25,12 +25,12 @@ def main() -> None:
         pq.write_table(_edits(rows, heldout=name == "heldout"), _FOLDER / f"digit-edits-{name}.parquet")
     heldout = set((_FOLDER / "digits-heldout.txt").read_text().split())
     texts, images = digit_pairs(1000, seed=7)
-    rows = {}
+    pairs: dict[tuple[str, bytes], bytes] = {}
     for number, text in enumerate(texts):
         other = (number * 7 + 13) % len(texts)
         if f'"{text}"' not in heldout and texts[other] != text:
-            rows.setdefault((f'"{text}"', _png(images[number])), _png(images[other]))
-    kept = list(rows.items())[:_ROWS]
+            pairs.setdefault((f'"{text}"', _png(images[number])), _png(images[other]))
+    kept = list(pairs.items())[:_ROWS]
     table = pa.table(
         {
             "prompt": [prompt for (prompt, _), _ in kept],

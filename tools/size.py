@@ -66,11 +66,8 @@ def code_lines(text: str) -> int:
     """Return the lines of a file that hold code: no blank lines, comments or docstrings."""
     lines = {number for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.strip()[0] != "#"}
     for node in ast.walk(ast.parse(text)):
-        is_text = (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        )
-        if is_text and node.end_lineno is not None:
-            lines -= set(range(node.lineno, node.end_lineno + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
 

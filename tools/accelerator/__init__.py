@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 #: What torch calls the device.
 NAME = "sim"
@@ -43,9 +44,9 @@ def simulated(folder: Path, devices: int = 2, *, doubles: bool = False) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     built = load("flowmill_sim", [str(_SOURCE)], build_directory=str(folder), extra_cflags=["-O0", "-w"])
     built.have(devices, doubles)
-    torch.utils.rename_privateuse1_backend(NAME)
+    rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module(built))
-    torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=None)
+    generate_methods_for_privateuse1_backend(unsupported_dtype=None)
     return built
 
 

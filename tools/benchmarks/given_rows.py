@@ -70,14 +70,15 @@ def _plain(form: str, path: str) -> Iterable[Any]:
         return (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
     import webdataset
 
-    return webdataset.WebDataset([path], shardshuffle=False)
+    rows: Iterable[Any] = webdataset.WebDataset([path], shardshuffle=False)
+    return rows
 
 
 def reading(form: str, path: str) -> dict[str, float]:
     """Read and check the rows of a file, and read them in the usual way."""
     from flowmill.tasks.inputs.data_rows import read_data_rows
 
-    section = DataSection(train=path, sample="txt")
+    section = DataSection(train=path, columns={"sample": "txt"})
     _count(_plain(form, path))
     # A reader's libraries are imported with the first row.
     next(iter(read_data_rows(section).rows))

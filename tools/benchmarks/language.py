@@ -44,8 +44,10 @@ class Side(NamedTuple):
 
 def side(curve: list[tuple[int, float, float]]) -> Side:
     """Return the result of (epochs, CPU seconds, match), the base model first."""
-    crossed = next(((epoch, cpu) for epoch, cpu, match in curve if match >= curve[0][2] + RISE), (None, None))
-    return Side(*crossed, *curve[-1][1:])
+    crossed = ((epoch, cpu) for epoch, cpu, match in curve if match >= curve[0][2] + RISE)
+    first, spent = next(crossed, (None, None))
+    _, total, after = curve[-1]
+    return Side(first, spent, total, after)
 
 
 def run(preset: str, root: str, name: str, settings: list[str]) -> float:

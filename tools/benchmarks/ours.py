@@ -33,7 +33,7 @@ class Marks:
             log_epoch(tracker, epoch)
             self._taken.append({"cpu": cpu_of_all(), **rows.counted()})
 
-        Tracker.log_epoch = marked  # type: ignore[method-assign]
+        Tracker.log_epoch = marked  # type: ignore[method-assign, assignment]
 
     def epochs(self) -> list[dict[str, float]]:
         """Return what every epoch but the first took."""

@@ -45,8 +45,8 @@ from tools.benchmarks.learning import ROOT
 _GROUP = 10
 _Taken = dict[str, tuple[float, ...]]
 #: What is done in turn with one epoch, and with a store; what has a star is not measured.
-_EPOCH = ("*prepare", "commit", "*score", "advantages", "plan", "*optimize", "status", "report", "verify", "gc")
-_RUNS = ("status of one run", "status of all", "ls", "verify", "gc of one run")
+EPOCH = ("*prepare", "commit", "*score", "advantages", "plan", "*optimize", "status", "report", "verify", "gc")
+RUNS = ("status of one run", "status of all", "ls", "verify", "gc of one run")
 
 
 def _begin(root: str, samples: int, shards: int, seed: int = 0) -> RunContext:
@@ -62,15 +62,29 @@ def _begin(root: str, samples: int, shards: int, seed: int = 0) -> RunContext:
 
 
 def _samples(jobs: Sequence[Any]) -> list[Sample]:
-    drawn = {"sigmas": [1.0, 0.5, 0.0], "steps": range(2), "states": range(3), "log_probs": np.zeros(2, np.float32)}
-    texts = ({"prompt_id": job.prompt.id, "group_id": job.prompt.id, "prompt": job.prompt.text} for job in jobs)
-    plain = {"epoch": 1, "seed": 0, "policy": "x", "latents": np.zeros((3, 1, 2, 2), np.float32)}
-    own = ({"sample_id": job.name, "replica": job.replica} for job in jobs)
-    return [Sample(**drawn, **plain, **of, **name) for of, name in zip(texts, own, strict=True)]
+    sigmas, latents, log_probs = [1.0, 0.5, 0.0], np.zeros((3, 1, 2, 2), np.float32), np.zeros(2, np.float32)
+    return [
+        Sample(
+            sample_id=job.name,
+            prompt_id=job.prompt.id,
+            group_id=job.prompt.id,
+            replica=job.replica,
+            epoch=1,
+            seed=0,
+            prompt=job.prompt.text,
+            policy="x",
+            sigmas=sigmas,
+            steps=range(2),
+            states=range(3),
+            latents=latents,
+            log_probs=log_probs,
+        )
+        for job in jobs
+    ]
 
 
 def _scored(stage: Any, shard: Shard, folder: Path) -> Output:
-    (table,) = (each.table for each in stage.opened(shard, stage.inputs()[0]))
+    table = stage.opened(stage.inputs()[0], shard.name).table
     scores, names = np.random.default_rng(0).random(table.num_rows, np.float32), ("sample_id", "prompt_id", "group_id")
     stage.write(folder, {**{name: table.column(name) for name in names}, "reward": scores, "note": [""] * len(scores)})
     return Output(rows=len(scores), summary={"mean": float(scores.mean())}, content=lambda: "0" * 32)
@@ -108,7 +122,9 @@ def _collect(store: ArtifactStore, run: str) -> None:
             remove(store, removal)
 
 
-def _work(root: str, samples: int, shards: int) -> dict[str, Callable[..., object]]:
+def operations(root: str, samples: int, shards: int) -> dict[str, Callable[..., object]]:
+    """Return what is measured, by name: with runs of some samples in some shards, in the store at ``root``."""
+
     def stages(*names: str) -> Callable[..., None]:
         return lambda seed=0: _carry_out(_begin(root, samples, shards, seed), names)
 
@@ -145,7 +161,7 @@ def _work(root: str, samples: int, shards: int) -> dict[str, Callable[..., objec
 def _inside(root: str, samples: int, shards: int, name: str, *arguments: int) -> list[float]:
     """Carry out an operation that this process has done before, of a small store; return CPU seconds and MiB."""
     with tempfile.TemporaryDirectory() as small:
-        warm = _work(small, 4 * _GROUP, 2)
+        warm = operations(small, 4 * _GROUP, 2)
         warm["add"](0, 2)
         if name != "add":
             warm[name]()
@@ -153,7 +169,7 @@ def _inside(root: str, samples: int, shards: int, name: str, *arguments: int) ->
     # The most memory that it had is counted from now on.
     Path("/proc/self/clear_refs").write_text("5")
     before, began = _memory("RssAnon"), cpu()
-    _work(root, samples, shards)[name](*arguments)
+    operations(root, samples, shards)[name](*arguments)
     return [cpu() - began, _memory("VmHWM") - _memory("RssFile") - before]
 
 
@@ -196,14 +212,14 @@ def table(options: argparse.Namespace) -> str:
         points = list(zip(options.samples, options.shards, strict=True))
         for point in points:
             root = f"{top}/{next(numbers)}"
-            taken = {name: take(root, *point, name.removeprefix("*")) for name in _EPOCH}
+            taken = {name: take(root, *point, name.removeprefix("*")) for name in EPOCH}
             columns.append({name: each for name, each in taken.items() if not name.startswith("*")})
         names = {f"{samples:,} in {shards:,}": samples for samples, shards in points}
         lines += _rows("samples in shards: CPU s, requests, MiB", names, columns) if points else []
         columns, store = [], (f"{top}/{next(numbers)}", 4 * _GROUP, 2)
         for first, stop in itertools.pairwise((0, *options.runs)):
             take(*store, "add", first, stop)
-            columns.append({name: take(*store, name) for name in _RUNS})
+            columns.append({name: take(*store, name) for name in RUNS})
             take(*store, "add", 1, 2)
         lines += _rows("runs in a store", {f"{runs:,}": runs for runs in options.runs}, columns) if options.runs else []
     return "\n".join(lines)

@@ -14,7 +14,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def _cpu(function: Callable[[], object]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def _ratios(raw: Callable[[], object], others: dict[str, Callable[[], object]]) -> dict[str, float]:
+def _ratios(raw: Callable[[], object], others: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Return CPU time of ``raw`` over that of each other, medians of interleaved repeats after one to warm up."""
     times: dict[str, list[float]] = {name: [] for name in ["raw", *others]}
     for _ in range(_REPEATS + 1):
@@ -96,7 +97,7 @@ class Formats:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
 
-    def writers(self) -> dict[str, Callable[[], object]]:
+    def writers(self) -> Mapping[str, Callable[[], object]]:
         """Return how each format is written, until it is on the disk; ours with checksums and record."""
         others = {
             "torch.save": self._write_torch,
@@ -105,14 +106,14 @@ class Formats:
             "webdataset": self._write_webdataset,
             "datasets": self._write_datasets,
         }
-        synced = {name: lambda write=write: self._until_on_disk(write) for name, write in others.items()}
-        return {f"flowmill {name}": lambda name=name: self._commit(name) for name in TRAJECTORY_STORES} | synced
+        synced = {name: partial(self._until_on_disk, write) for name, write in others.items()}
+        return {f"flowmill {name}": partial(self._commit, name) for name in TRAJECTORY_STORES} | synced
 
     def readers(self, order: np.ndarray) -> dict[str, Callable[[], object]]:
         """Return how rows are copied out of what is opened and checked."""
         return {
             "preadv": lambda: self._read_preadv(order),
-            **{f"flowmill {name}": lambda name=name: self._read_ours(name, order) for name in TRAJECTORY_STORES},
+            **{f"flowmill {name}": partial(self._read_ours, name, order) for name in TRAJECTORY_STORES},
         }
 
     def unchecked(self) -> dict[str, Callable[[], object]]:

@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -150,7 +151,7 @@ def prompts(count: int, rng: random.Random, folder: Path) -> Findings:
         section = PromptsSection(train=str(path))
         findings.look(
             f"prompts {number}, {kind}: {path.read_bytes()[:300]!r}",
-            lambda path=path, section=section: read_prompts(str(path), section, where="prompts.train"),
+            partial(read_prompts, str(path), section, where="prompts.train"),
         )
         path.unlink()
     return findings

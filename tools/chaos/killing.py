@@ -136,7 +136,10 @@ class Campaign:
                     victim.send_signal(number)
             outcome.kills[kind if number == signal.SIGKILL else f"{kind} asked"] += 1
             if kind in _REPLACED:
-                return True if _ended(process)[0] == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
+                ended = _ended(process)[0] != 0
+                if ended:
+                    outcome.wrong.append(f"a killed {kind} ended the run")
+                return not ended
             if kind == "server" and not self._stops(process):
                 outcome.wrong.append(f"a run whose server was killed ended after more than {_GONE_S:g} s")
             _ended(process)

@@ -73,7 +73,7 @@ def soak(epochs: int, folder: Path, *, s3: bool) -> dict[int, Look]:
 
 
 def _looks(process: subprocess.Popen[str], requests: Faults | None) -> Iterator[tuple[int, Look]]:
-    found, said = psutil.Process(process.pid), []
+    found, said = psutil.Process(process.pid), list[str]()
     assert process.stdout is not None
     for line in process.stdout:
         said = [*said[-30:], line]

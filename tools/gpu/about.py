@@ -41,5 +41,5 @@ def _version(name: str) -> str:
 def _driver(device: torch.device) -> str:
     if device.type != "cuda" or torch.version.cuda is None:
         return "unknown"
-    found = torch._C._cuda_getDriverVersion()
+    found = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return f"for CUDA {found // 1000}.{found % 1000 // 10}"

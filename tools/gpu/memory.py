@@ -177,7 +177,7 @@ def filled(module: nn.Module, device: torch.device) -> nn.Module:
             for name, tensor in held.items():
                 if tensor is not None:
                     made = _given(tensor, device)
-                    held[name] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+                    held[name] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made  # type: ignore[assignment]
         for name, value in vars(part).items():
             # Tables of positions that are no buffers: the module moves them to the device by itself.
             if isinstance(value, Tensor) and value.is_meta:
