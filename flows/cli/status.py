@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -56,7 +57,8 @@ def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, as_js
     def described(each: str) -> dict[str, Any]:
         return describe_run(open_run(store.root.uri, each, reads=True))
 
-    runs = [_or_why_not(described, each) for each in list_runs(store)] if name is None else [described(name)]
+    read = partial(_or_why_not, described)
+    runs = store.root.map(read, list_runs(store)) if name is None else [described(name)]
     if name is not None:
         listed.check_stages(stage["stage"] for stage in runs[0]["stages"])
     shown = [_of_filter(run, listed) for run in runs]

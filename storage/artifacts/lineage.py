@@ -252,23 +252,28 @@ def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
     return records
 
 
-def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
-    """Return the readable lineage records of a run; ``damaged_records`` returns the others."""
-    folder, entries = layout.lineage(name), []
-    paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
-    for path, data in zip(paths, store.root.read_many(paths), strict=True):
-        with suppress(CorruptError):
-            entries.append(LineageEntry.decode(data or b"", path))
-    return entries
+def readable_entries(store: ArtifactStore) -> list[tuple[str, LineageEntry]]:
+    """Return the readable lineage records of all runs, each with its run; ``damaged_records`` returns the others."""
+
+    def entries(name: str) -> list[tuple[str, LineageEntry]]:
+        folder, of_run = layout.lineage(name), []
+        paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
+        for path, data in zip(paths, store.root.read_many(paths), strict=True):
+            with suppress(CorruptError):
+                of_run.append((name, LineageEntry.decode(data or b"", path)))
+        return of_run
+
+    return [entry for of_run in store.root.map(entries, list_runs(store)) for entry in of_run]
 
 
 def damaged_records(store: ArtifactStore) -> list[Loss]:
     """Return all lost, damaged or misplaced records of runs."""
-    damaged = []
-    for name in list_runs(store):
+
+    def damaged(name: str) -> list[Loss]:
         lost = losses(store.root, name)
-        damaged += [*lost, *_misplaced(store, name, {loss.path for loss in lost})]
-    return damaged
+        return [*lost, *_misplaced(store, name, {loss.path for loss in lost})]
+
+    return [loss for losses_of_run in store.root.map(damaged, list_runs(store)) for loss in losses_of_run]
 
 
 def _misplaced(store: ArtifactStore, name: str, lost: Collection[str]) -> Iterator[Loss]:
@@ -304,4 +309,5 @@ def list_runs(store: ArtifactStore) -> list[str]:
     """Return the names of all runs in a store, including those that lost their first record."""
     root = store.root
     names = root.list(layout.RUNS)
-    return [name for name in names if any(not file.startswith(".") for file in root.list(layout.run(name)))]
+    files = root.map(root.list, [layout.run(name) for name in names])
+    return [name for name, its in zip(names, files, strict=True) if any(not file.startswith(".") for file in its)]

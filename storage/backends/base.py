@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field
 
@@ -20,6 +20,8 @@ from flowmill.storage.backends.process_tags import is_gone, tag
 from flowmill.storage.layout import STAGING
 from flowmill.storage.names import Digest, Inside
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 #: Seconds after which a staging folder of any machine counts as abandoned.
 _STALE_S = 7 * 86400.0
 BLOCK = 1 << 20
@@ -93,6 +95,9 @@ class Root(Protocol):
 
     def read_many(self, paths: list[str]) -> list[bytes | None]:
         """Return the bytes of several small objects, None for those that do not exist."""
+
+    def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results of a function that reads, in the order of its items; concurrent if requests take time."""
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``; empty when it does not exist."""

@@ -11,14 +11,14 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from flowmill.configs.errors import RunConflictError, StoreError
 from flowmill.configs.folders import share_files
 from flowmill.configs.schema import StoreSection
-from flowmill.storage.backends.base import Blob, FileEntry, Staging
+from flowmill.storage.backends.base import Blob, FileEntry, Item, Result, Staging
 from flowmill.storage.backends.checksums import check_file, check_size, hash_file
 from flowmill.storage.backends.mapped_file import MappedFile
 from flowmill.storage.backends.process_tags import tag
@@ -131,6 +131,10 @@ class LocalBackend:
     def read_many(self, paths: list[str]) -> list[bytes | None]:
         """Return the bytes of several small objects."""
         return [self.read(path) for path in paths]
+
+    def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results of a function for some items."""
+        return [read(item) for item in items]
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""

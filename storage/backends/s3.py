@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -17,7 +17,7 @@ from flowmill.configs.errors import CorruptError
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.schema import StoreSection
 from flowmill.configs.user_directories import user_cache
-from flowmill.storage.backends.base import PART, Blob, FileEntry
+from flowmill.storage.backends.base import PART, Blob, FileEntry, Item, Result
 from flowmill.storage.backends.bucket import Bucket
 from flowmill.storage.backends.cache import Cache
 from flowmill.storage.backends.checksums import check_block, check_content, check_file, check_range, check_size
@@ -29,6 +29,8 @@ from flowmill.storage.backends.process_tags import tag
 _PIECE = 4 * PART
 #: Concurrent uploads of files of a shard.
 _TOGETHER = 4
+#: Concurrent reads of runs or artifacts.
+_READERS = 16
 _STALE_UPLOAD_S = 24 * 3600.0
 
 #: Maximum bytes of cached records, and of one record.
@@ -99,6 +101,11 @@ class S3Backend:
             self._records.add(path, data)
             records[path] = data
         return [records[path] for path in paths]
+
+    def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results of a function that reads, for several items at a time."""
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
+            return list(pool.map(read, items))
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""

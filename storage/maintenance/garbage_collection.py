@@ -53,7 +53,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     """Return the removals under retention rules; artifacts that other runs need stay."""
     _check_records(store, retention.forget)
     remaining = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
-    named = {str(ref) for run in remaining.values() for ref in run.named()}
+    named = {str(ref) for refs in store.root.map(RunFolder.named, [*remaining.values()]) for ref in refs}
     past = _past(remaining, retention)
     removals = [
         Removal(label=layout.run(name), size=0, reason=_given_up(RunFolder(store, name)), trace=False)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flowmill.configs.errors import CorruptError, StoreError
@@ -95,14 +96,13 @@ class Problem:
 
 def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
     """Check every record and manifest; return counts and one line per problem."""
-    refs, problems, files = list_refs(store), _of_runs(store), 0
-    for ref in refs:
-        faults, count = check_artifact(store, ref, deep=deep)
-        problems += faults
-        files += count
+    refs, check = list_refs(store), partial(check_artifact, store, deep=deep)
+    # Whole files are read one after another.
+    checked = [check(ref) for ref in refs] if deep else store.root.map(check, refs)
+    problems = [*_of_runs(store), *(problem for problems, _ in checked for problem in problems)]
     return {
         "artifacts": len(refs),
-        "files": files,
+        "files": sum(count for _, count in checked),
         "deep": deep,
         "problems": [problem.message for problem in problems],
         "found": [{"artifact": str(p.ref or p.path), "shard": p.shard, "kind": p.kind} for p in problems],
@@ -127,12 +127,18 @@ def _of_runs(store: ArtifactStore) -> list[Problem]:
 
 def _unmade(store: ArtifactStore) -> Iterator[Problem]:
     """Yield incomplete artifacts that a run's lineage, preferences or answers name."""
-    named = {name: f"the lineage of run '{min(runs)}' names it." for name, runs in users_of(store).items()}
-    for run in (RunFolder(store, name) for name in list_runs(store)):
+
+    def recorded(name: str) -> dict[str, str]:
+        run = RunFolder(store, name)
         # ``damaged_records`` returns those that cannot be read.
         with suppress(CorruptError):
-            for name, path in {**run.recorded(PREFERENCES), **run.recorded(RATINGS)}.items():
-                named.setdefault(name, f"{path} names it. {remedy(ArtifactRef.parse(name))}")
+            return {**run.recorded(PREFERENCES), **run.recorded(RATINGS)}
+        return {}
+
+    named = {name: f"the lineage of run '{min(runs)}' names it." for name, runs in users_of(store).items()}
+    for records in store.root.map(recorded, list_runs(store)):
+        for name, path in records.items():
+            named.setdefault(name, f"{path} names it. {remedy(ArtifactRef.parse(name))}")
     for name, why in sorted(named.items()):
         ref = ArtifactRef.parse(name)
         if ref.kind == "embeddings":
@@ -303,9 +309,8 @@ def users_of(store: ArtifactStore) -> dict[str, set[str]]:
 def _uses(store: ArtifactStore) -> dict[str, list[tuple[str, LineageEntry]]]:
     """Return by artifact the runs and lineage entries that name it."""
     uses: dict[str, list[tuple[str, LineageEntry]]] = {}
-    for name in list_runs(store):
-        for entry in readable_entries(store, name):
-            uses.setdefault(entry.artifact, []).append((name, entry))
+    for name, entry in readable_entries(store):
+        uses.setdefault(entry.artifact, []).append((name, entry))
     return uses
 
 

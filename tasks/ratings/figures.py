@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowmill.configs.errors import StoreError
-from flowmill.storage.artifacts.lineage import LineageEntry, list_runs, readable_entries
+from flowmill.storage.artifacts.lineage import LineageEntry, readable_entries
 from flowmill.tasks.algorithms.resampling import mean_with_interval
 from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.metrics.view import RunView
@@ -204,8 +204,7 @@ _Places = dict[str, tuple[str, LineageEntry | None]]
 def _places(context: RunContext, artifacts: Collection[str]) -> _Places:
     """Return run and record of each artifact: evaluations of this run by epoch, its rollouts, those of other runs."""
     store, own = context.store, context.run.name
-    named = [(run, entry) for run in list_runs(store) for entry in readable_entries(store, run)]
-    named.sort(key=lambda each: (each[0] != own, each[0], each[1].stage, each[1].epoch))
+    named = sorted(readable_entries(store), key=lambda each: (each[0] != own, each[0], each[1].stage, each[1].epoch))
     places: _Places = {}
     for run, entry in named:
         if entry.artifact in artifacts:

@@ -92,6 +92,19 @@ def test_create_is_exclusive(root: Root) -> None:
     assert root.read_many(["a/b.json", "a/c.json"]) == [b"first", None]
 
 
+def test_results_of_reads_are_in_the_order_of_their_items(root: Root) -> None:
+    names = [f"a/{number}" for number in range(40)]
+    for name in names:
+        assert root.create(name, name.encode())
+    assert root.map(root.read, names) == [name.encode() for name in names]
+    with pytest.raises(CorruptError, match="a/7"):
+        root.map(corrupt, names[7:])
+
+
+def corrupt(path: str) -> None:
+    raise CorruptError(path)
+
+
 def test_names_are_no_patterns(make_root: MakeRoot) -> None:
     root = make_root()
     for name in ("a/x.json", "a/[x].json", "a/*.json"):
@@ -222,6 +235,11 @@ class TestS3:
     def bucket(self, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
         use(monkeypatch, s3_server.variables())
         return make_bucket()
+
+    def test_reads_of_several_items_are_concurrent(self, bucket: str, tmp_path: Path) -> None:
+        root = open_backend(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))
+        barrier = threading.Barrier(4, timeout=60)
+        root.map(lambda item: barrier.wait(), range(4))
 
     def test_the_cache_stays_within_its_limit(self, bucket: str, tmp_path: Path) -> None:
         limit = 64_000_000
