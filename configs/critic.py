@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from flowmill.configs.base import Later, Section
 from flowmill.configs.optimizer import ScheduleSection
 
+_Settings = TypeVar("_Settings", bound=BaseModel)
 #: Settings of the critic's origin, which its fingerprint holds in another form.
 PLACES = frozenset({"path"})
 
@@ -39,3 +40,8 @@ class CriticSection(Section):
     """The critic also reads the log-prob with which each token was sampled: an unlikely token is often a mistake."""
     alone_epochs: int = Field(0, ge=0)
     """Number of first epochs that train only the critic, with a fixed policy."""
+
+    def settings_of(self, policy: _Settings) -> _Settings:
+        """Return the optimizer settings of the critic: those of a policy, overridden by its own."""
+        own = {name: getattr(self, name) for name in ("learning_rate", "schedule", "max_grad_norm")}
+        return policy.model_copy(update={name: value for name, value in own.items() if value is not None})

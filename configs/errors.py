@@ -89,6 +89,11 @@ class RewardError(FlowmillError):
     """A reward raised, or returned a missing, non-finite or wrongly shaped score."""
 
 
+class RewardServiceError(RewardError):
+    """The server or endpoint of a reward gives no answer, or no request of this kind can succeed: the cause is no
+    sample."""
+
+
 class WorkerError(FlowmillError):
     """A process started by torchrun failed; the message names the first failing rank."""
 

@@ -241,7 +241,12 @@ def write_once(target: Path, write: Callable[[Path], None]) -> None:
         try:
             write(temporary)
             share_files(temporary, target.parent)
-            temporary.rename(target)
+            try:
+                temporary.rename(target)
+            except OSError:
+                # Another rank was faster: the name has the digest of the weights.
+                if not target.is_dir():
+                    raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     others = [path for path in target.parent.glob("policy-*") if path != target and path.is_dir()]

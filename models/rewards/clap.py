@@ -55,10 +55,12 @@ class Clap(Pretrained):
         return nn.functional.normalize(torch.stack(pieces).mean(0), dim=-1)
 
     def _heard(self, sounds: np.ndarray) -> Tensor:
-        """Return (B, D) float32 embeddings of (B, N) sounds; of a longer sound the processor draws a random crop."""
+        """Return (B, D) float32 embeddings of (B, N) sounds, no longer than the window."""
         inputs = self._processor.feature_extractor(list(sounds), sampling_rate=_RATE, return_tensors="pt")
         features = inputs["input_features"].to(self._device, self._clap.dtype)
-        output = self._clap.get_audio_features(input_features=features, is_longer=inputs["is_longer"].to(self._device))
+        # No piece is longer than the model's window; for models with fusion the processor says so of a random one.
+        whole = torch.zeros(len(sounds), 1, dtype=torch.bool, device=self._device)
+        output = self._clap.get_audio_features(input_features=features, is_longer=whole)
         return nn.functional.normalize(output.pooler_output.float(), dim=-1)
 
     @torch.inference_mode()

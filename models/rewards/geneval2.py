@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, text_in
-from flowmill.models.rewards.chat_answers import first_token
 from flowmill.models.rewards.vlm import ONE_TOKEN, Asking
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -45,11 +44,7 @@ class GenEval2(Asking):
         return Scores(np.array(values, np.float32), notes)
 
     def _probability(self, image: np.ndarray, question: str, answer: str) -> float:
-        likely = first_token(self.answer(image, f"{question} Answer in one word.", **ONE_TOKEN))
-        if not likely:
-            raise ValueError(
-                f"the endpoint tells no probabilities of tokens for {question!r}; it must support 'top_logprobs'"
-            )
+        likely = self.first_token(self.answer(image, f"{question} Answer in one word.", **ONE_TOKEN), question)
         words = {answer.lower()}
         if question.startswith("How many") and answer.lower() in _NUMBERS:
             words.add(str(_NUMBERS.index(answer.lower())))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from flowmill.configs.path_types import FilePlace, ModelPlace
 from flowmill.models.rewards.clip import PromptLikeness
 from flowmill.models.rewards.pretrained import load_pretrained
 from flowmill.models.rewards.weight_files import WeightsFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Names in open_clip's models and in transformers' CLIPModel, first match first.
 _CLIP_NAMES = (
@@ -40,8 +41,8 @@ _CLIP_PARTS = {
 @dataclass(kw_only=True)
 class Hps(PromptLikeness):
     """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt. The model is a CLIP ViT-H/14
-    trained on human preferences. ``cosine``: as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers
-    report it."""
+    trained on human preferences. It sees the whole image, in a black square (``hpsv2/img_score.py``). ``cosine``: as
+    DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers report it."""
 
     name: ClassVar[str] = "hpsv2"
 
@@ -51,6 +52,14 @@ class Hps(PromptLikeness):
     """Safetensors copy of ``HPS_v2.1_compressed.pt`` or ``HPS_v2_compressed.pt`` (xswu/HPSv2)."""
     convention: Literal["cosine", "percent"] = "cosine"
     """The scale, as above."""
+
+    def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1 of (H, W, 3) uint8 images of one size."""
+        return self.of_smooth(torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).float() / 255)
+
+    def of_smooth(self, images: Tensor) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1, with a gradient, of (B, 3, H, W) images of about 0 to 1."""
+        return super().of_smooth(_letterboxed(images, self._processor.image_processor.crop_size["height"]))
 
     def factor(self) -> float:
         """Return the factor of the convention."""
@@ -63,6 +72,17 @@ class Hps(PromptLikeness):
         file = WeightsFile(reward=self.name, file=self.weights)
         file.fill(model, file.read(), clip_names)
         return model
+
+
+def _letterboxed(images: Tensor, edge: int) -> Tensor:
+    """Return (B, 3, H, W) images scaled to a longer side of ``edge``, with black on both sides of the shorter one
+    (``ResizeMaxSize`` of ``hpsv2/src/open_clip/transform.py``)."""
+    scale = edge / max(images.shape[-2:])
+    height, width = (round(side * scale) for side in images.shape[-2:])
+    if (height, width) != tuple(images.shape[-2:]):
+        images = nn.functional.interpolate(images, size=(height, width), mode="bicubic", antialias=True)
+    left, top = (edge - width) // 2, (edge - height) // 2
+    return nn.functional.pad(images, (left, edge - width - left, top, edge - height - top))
 
 
 def clip_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from flowmill.configs.errors import FlowmillError, RewardError, without_process
+from flowmill.configs.errors import FlowmillError, RewardError, RewardServiceError, without_process
 from flowmill.configs.exits import is_interruption
 from flowmill.configs.rewards import RewardSection
 from flowmill.models.rewards.base import Batch, Needs, Reward, Scores
@@ -20,6 +20,8 @@ from flowmill.models.rewards.returned import MalformedError, read_scores
 
 #: Errors that a sample may have caused; a lost connection or a full disk is another matter.
 _OF_SAMPLES = (RewardError, FileNotFoundError, UnidentifiedImageError)
+#: Those among them that concern all samples.
+_OF_ALL = (MalformedError, RewardServiceError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def _score_rows(
         # Where rows are called one by one after a failure, a search for the failing one is not needed.
         scores = _called(reward, name, batch.take([*rows, *padding]), blame=together or not exclude)
     except _OF_SAMPLES as error:
-        if not exclude or isinstance(error, MalformedError):
+        if not exclude or isinstance(error, _OF_ALL):
             raise
         if len(rows) == 1 or together:
             return Scores(np.full(len(rows), np.nan, np.float32), [_failed(error)] * len(rows))
@@ -161,7 +163,9 @@ def _score_frames(reward: Reward, name: str, clips: Batch, handling: Handling) -
     rows = [row for row in range(len(clips)) for _ in range(count)]
     # Groups are split by frame: a groupwise reward compares the same moments of different clips.
     groups = [f"{clips.groups[row]} {at % count}" for at, row in enumerate(rows)] if clips.groups else ()
-    images = replace(clips.take(rows), media=media.reshape(-1, *media.shape[2:]), groups=groups)
+    # Rows are repeated without the clips: a copy of each per frame would not fit into memory.
+    texts = replace(clips, media=np.empty((len(clips), 0))).take(rows)
+    images = replace(texts, media=media.reshape(-1, *media.shape[2:]), groups=groups)
     scores = score(reward, name, images, handling)
     by_clip = scores.values.reshape(-1, count)
     failed = np.isnan(by_clip)

@@ -59,7 +59,10 @@ class QualityLevels(Pretrained):
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score, 1 to 5, per (H, W, 3) uint8 image."""
         images = [Image.fromarray(image) for image in media]
-        inputs = self._processor(images=images, text=[self._text] * len(images), return_tensors="pt")
+        # A template may write the token that the tokenizer adds; ``ProcessorMixin.apply_chat_template`` does the same.
+        bos = self._processor.tokenizer.bos_token
+        more = {"add_special_tokens": False} if bos is not None and self._text.startswith(bos) else {}
+        inputs = self._processor(images=images, text=[self._text] * len(images), return_tensors="pt", **more)
         inputs = inputs.to(self._vlm.device, self._vlm.dtype)
         logits = self._vlm(**inputs).logits[:, -1, self._tokens].float()
         shares = torch.softmax(logits, -1).cpu()

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 
 from flowmill.configs.answers import json_of
-from flowmill.configs.errors import ConfigError, FlowmillError, RewardError
+from flowmill.configs.errors import ConfigError, FlowmillError, RewardError, RewardServiceError
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.base import Batch, Metadata, Needs, Scores, Sources
@@ -63,7 +63,7 @@ class RemoteReward:
 
     def introduce(self) -> None:
         """Request the served reward, with little patience: a server that never answered is probably not running. Raises
-        ConfigError if it is not a reward server, or serves another reward; RewardError if it does not answer."""
+        ConfigError if it is not a reward server, or serves another reward; RewardServiceError if it does not answer."""
         self._patience.seconds = min(_FIRST_S, self._server.patience_s)
         try:
             self.needs  # noqa: B018 - the answer is cached
@@ -73,7 +73,7 @@ class RemoteReward:
     @property
     def needs(self) -> Needs:
         """The needs of the reward. Raises ConfigError if it is not a reward server, or serves another reward;
-        RewardError if it does not answer."""
+        RewardServiceError if it does not answer."""
         return wire.needs_from(self._info.needs.model_dump())
 
     @property
@@ -83,7 +83,7 @@ class RemoteReward:
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return the server's scores, from several requests if one would exceed its size limit. Raises ConfigError if
-        it refuses to answer; RewardError if the reward fails there, or the server does not answer."""
+        it refuses to answer; RewardError if the reward fails there; RewardServiceError if there is no answer."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         parts = [self._ask(part) for part in self._parts(batch)]
         if len(parts) == 1:
@@ -99,7 +99,8 @@ class RemoteReward:
             texts = 4 * len(canonical_json([list(batch.prompts), *(dict(row) for row in batch.metadata)]))
             # Every part may contain all reference images.
             shared = sum(image.nbytes for image in wire.distinct(batch.references))
-            rows = max(1, (self._info.max_bytes - _ROOM - shared) * len(batch) // (batch.media.nbytes + texts))
+            media = 4 * sum(map(len, batch.media)) if batch.media.dtype == object else batch.media.nbytes
+            rows = max(1, (self._info.max_bytes - _ROOM - shared) * len(batch) // (media + texts))
         for start in range(0, len(batch), rows):
             yield batch.take(range(start, min(start + rows, len(batch))))
 
@@ -153,7 +154,7 @@ class RemoteReward:
         except RefusedError as refused:
             raise self._refusal(refused) from None
         except PassingError as error:
-            raise RewardError(
+            raise RewardServiceError(
                 f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}. {_REMEDY}"
             ) from None
 

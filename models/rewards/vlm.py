@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.extras import require_extra
 from flowmill.configs.option_types import GroupRegex
 from flowmill.models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
@@ -47,6 +47,8 @@ _QUESTIONS = {
     ("yes", False): _ASK_YES,
     ("yes", True): _ASK_EDIT_YES,
 }
+#: Statuses of refusals that concern one request: it is malformed, too large or not allowed.
+_OF_REQUEST = (400, 413, 422)
 #: Requests one token and the likeliest 20 alternatives, which is OpenAI's limit.
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
 #: Maximum bytes of an answer: those of some ten thousand tokens, each character escaped.
@@ -125,10 +127,21 @@ class Asking:
         except PassingError as error:
             raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error}.") from None
         except (RefusedError, ValueError) as error:
-            raise RewardError(
+            all_refused = isinstance(error, RefusedError) and error.status not in _OF_REQUEST
+            raise (RewardServiceError if all_refused else RewardError)(
                 f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "
                 f"{error}. Check its name, the key in {self.key_variable} and the endpoint."
             ) from None
+
+    def first_token(self, answer: Answer, question: str) -> dict[str, float]:
+        """Return the probabilities of an answer's first token by word. Raises RewardServiceError without any."""
+        likely = first_token(answer)
+        if not likely:
+            raise RewardServiceError(
+                f"reward '{self.name}': the endpoint tells no probabilities of tokens for {question!r}; it must "
+                "support 'top_logprobs'."
+            )
+        return likely
 
 
 @dataclass(kw_only=True)
@@ -172,7 +185,7 @@ class VlmJudge(Asking):
         shown = edited(started, image) if self.references else [("", image)]
         answer = self.answer_images(shown, question, **more)
         text = answer.text
-        value = self._read(answer) if self.ask == "score" else _probability_of_yes(answer)
+        value = self._read(answer) if self.ask == "score" else self._probability_of_yes(answer, question)
         if value is None:
             problem = f"'{self.pattern}' finds no score in" if self.ask == "score" else "neither yes nor no begins"
             raise RewardError(
@@ -189,19 +202,18 @@ class VlmJudge(Asking):
         value = float(numbers[-1]) / self.scale
         return value if 0 <= value <= 1 else None
 
+    def _probability_of_yes(self, answer: Answer, question: str) -> float | None:
+        """Return P(yes) / (P(yes) + P(no)) of the first token; None if neither is among the likely ones."""
+        likely = self.first_token(answer, question)
+        yes, no = likely.get("yes", 0.0), likely.get("no", 0.0)
+        return yes / (yes + no) if yes + no > 0 else None
+
 
 def edited(started: Sequence[np.ndarray], image: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return the source images of a prompt, numbered if there are several, and the edited image, with captions."""
     several = len(started) > 1
     named = [(f"Source image {n}:" if several else "Source image:", each) for n, each in enumerate(started, 1)]
     return [*named, ("Edited image:", image)]
-
-
-def _probability_of_yes(answer: Answer) -> float | None:
-    """Return P(yes) / (P(yes) + P(no)) of the first token; None if neither is among the likely ones."""
-    likely = first_token(answer)
-    yes, no = likely.get("yes", 0.0), likely.get("no", 0.0)
-    return yes / (yes + no) if yes + no > 0 else None
 
 
 def _png(image: np.ndarray, size: int | None) -> str:

@@ -141,7 +141,6 @@ def insert_adapters(module: Any, config: Any) -> None:
     """Insert adapters by peft itself: ``add_adapter`` of transformers refuses releases of peft that work."""
     from peft import inject_adapter_in_model
 
-    config.base_model_name_or_path = vars(module).get("name_or_path")
     inject_adapter_in_model(config, module)
     module._hf_peft_config_loaded = True
 

@@ -60,12 +60,12 @@ def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple
             f"The policy of run '{context.run.name}' after epoch {last} is the base model itself: no weights of it "
             "are stored. Export one that was trained, or save the base model with dcp.save()."
         )
-    section = context.config.optimize
-    group = {"lr": section.learning_rate, "betas": list(section.betas), "eps": section.epsilon}
-    group["weight_decay"] = section.weight_decay
-    for name in _OPTIMIZERS.keys() & tensors.state.keys():
-        moments = tensors.state[name]
-        tensors.state[name] = {"state": moments, "param_groups": [{**group, "params": list(moments)}]}
+    section, critic = context.config.optimize, context.config.critic
+    for name, settings in (("optim", section), ("critic_optim", critic.settings_of(section))):
+        if name in tensors.state:
+            moments, group = tensors.state[name], {"lr": settings.learning_rate, "betas": list(settings.betas)}
+            group |= {"eps": settings.epsilon, "weight_decay": settings.weight_decay, "params": list(moments)}
+            tensors.state[name] = {"state": moments, "param_groups": [group]}
     spec = context.plan.lora
     metadata = {
         "run": context.run.name,

@@ -33,7 +33,7 @@ from flowmill.tasks.training.learning_rates import learning_rate
 from flowmill.tasks.training.loop import Reading, TrainedPart, TrainerState, dealt, mean_losses, run_updates
 from flowmill.tasks.training.loss_scaling import loss_scale
 from flowmill.tasks.training.metrics import idle_modules, idle_note
-from flowmill.tasks.training.optimizers import critic_settings, make_optimizer
+from flowmill.tasks.training.optimizers import make_optimizer
 from flowmill.tasks.training.policy_moves import policy_moves
 from flowmill.tasks.training.state import METRICS, read_state, write_state
 
@@ -199,7 +199,7 @@ class TrainingEpoch:
         return extra and state.trainable is trainable
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
-        section = critic_settings(self._config.optimize, self._config.critic)
+        section = self._config.critic.settings_of(self._config.optimize)
         execution, device = self._config.execution, self._host.device
         return TrainedPart(
             trainable,

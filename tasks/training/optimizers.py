@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from flowmill.configs.critic import CriticSection
 from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import OptimizeSection, RunConfig
@@ -91,12 +90,6 @@ def make_optimizer(
     from flowmill.tasks.training.optimizer_placement import PlacedOptimizer
 
     return PlacedOptimizer(parameters, make, device, resting=execution.moments_in_host)
-
-
-def critic_settings(section: OptimizeSection, critic: CriticSection) -> OptimizeSection:
-    """Return the optimizer settings of a critic: the policy's, overridden by its own section."""
-    own = {"learning_rate": critic.learning_rate, "schedule": critic.schedule, "max_grad_norm": critic.max_grad_norm}
-    return section.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
 def check_optimizer(config: RunConfig) -> None:

@@ -83,7 +83,11 @@ class LanguageModelExport:
         trainable = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
         policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._exporting.base
         target.mkdir(parents=True)
-        write_model(policy, target, adapters=self._exporting.format == "lora")
+        if lora := self._exporting.format == "lora":
+            # A folder's path would be one of this machine.
+            (config,) = policy.model.peft_config.values()
+            config.base_model_name_or_path, config.revision = base.name if base.source == "hub" else None, base.revision
+        write_model(policy, target, adapters=lora)
         for path in license_files(self._context.base_folder):
             (target / path.name).write_bytes(path.read_bytes())
         settings = tokens_of(self._config).model_dump(mode="json", exclude={"engine"})
@@ -111,7 +115,7 @@ class LanguageModelExport:
             "algorithm": in_code(config.optimize.algorithm.name),
             "data": "" if data is None else f" on {in_markdown(str(data))} ({in_markdown(data.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
-            "load": (_ADAPTER if lora else _MODEL).format(base=in_python(base.name), **names),
+            "load": (_ADAPTER if lora else _MODEL).format(base=_base_call(base), **names),
             "usage": self._usage(policy),
             "figures": "\n".join(self._figures()),
             "section": f"\n{data_text}\n" if (data_text := data_section(self._context, epoch)) else "",
@@ -175,6 +179,11 @@ def in_python_of(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{in_python_of(key)}: {in_python_of(each)}' for key, each in value.items())}}}"
     return in_python(value)
+
+
+def _base_call(base: BaseModel) -> str:
+    revision = "" if base.revision is None else f", revision={in_python(base.revision)}"
+    return f"{in_python(base.name)}{revision}"
 
 
 def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:

@@ -38,9 +38,11 @@ def batch(images: np.ndarray, *metadata: dict[str, Any]) -> Batch:
 def test_a_human_preference_score_is_the_cosine_of_the_copied_model(images: np.ndarray, tmp_path: Path) -> None:
     folder, file = write_clip(tmp_path), tmp_path / "HPS.safetensors"
     model, processor = write_open_clip(tmp_path, file), CLIPProcessor.from_pretrained(folder)
-    inputs = processor(text=PROMPTS, images=[Image.fromarray(i) for i in images], return_tensors="pt", padding=True)
+    edge, mean, std = (getattr(processor.image_processor, name) for name in ("crop_size", "image_mean", "image_std"))
+    inputs = processor.tokenizer(PROMPTS, return_tensors="pt", padding=True)
+    pixels = torch.stack([_whole_in_a_square(image, edge["height"], mean, std) for image in images])
     with torch.no_grad():
-        found = model(**inputs)
+        found = model(**inputs, pixel_values=pixels)
     expected = (found.image_embeds * found.text_embeds).sum(-1).numpy()
     for convention, factor in (("cosine", 1), ("percent", 100)):
         made = make_reward("hpsv2", {"weights": str(file), "model": folder, "convention": convention})
@@ -53,6 +55,17 @@ def test_a_human_preference_score_is_the_cosine_of_the_copied_model(images: np.n
     for name in ("less", "more", "other", "pickle", "nowhere"):
         with pytest.raises(ConfigError, match=r"option 'weights': .* cannot be used: .*names kept"):
             make_reward("hpsv2", {"weights": str(tmp_path / name), "model": folder})
+
+
+def _whole_in_a_square(image: np.ndarray, edge: int, mean: list[float], std: list[float]) -> torch.Tensor:
+    """Return the pixels of ``preprocess_val`` of hpsv2: torchvision resizes tensors by ``interpolate``."""
+    scale, pixels = edge / max(image.shape[:2]), torch.from_numpy(image / 255).float().permute(2, 0, 1)
+    size = [round(side * scale) for side in image.shape[:2]]
+    small = torch.nn.functional.interpolate(pixels[None], size, mode="bicubic", antialias=True)[0]
+    square = torch.zeros(3, edge, edge)
+    top, left = ((edge - side) // 2 for side in size)
+    square[:, top : top + size[0], left : left + size[1]] = small
+    return (square - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
 def test_image_reward_is_its_encoders_and_head(images: np.ndarray, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.rewards import RewardSection, ServerSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.rewards.base import Batch, Needs, Scores
@@ -300,6 +300,34 @@ def test_a_run_waits_little_for_a_server_that_never_answered(
     with pytest.raises(RewardError, match=r"at http://127.0.0.1:9 has given no answer for 0.5 s; .*Start it"):
         try_rewards(RunPlan(make_config("rewards=[{name: digits, server: 'http://127.0.0.1:9'}]")))
     assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+def test_a_lost_server_stops_the_run_though_failed_samples_are_left_out(server: Server, exclude: bool) -> None:
+    with spoiling(server.url, lambda number, body: None) as url:
+        reward = remote(url, patience_s=0.5)
+        assert reward.needs.media == "images"
+        with pytest.raises(RewardServiceError, match="has given no answer for 0.5 s"):
+            score(reward, "jpeg", samples(2), Handling(exclude=exclude))
+
+
+def test_texts_are_sent_in_parts_within_the_servers_limit() -> None:
+    limit, sizes = 200_000, list[int]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == wire.INFO:
+            fields = wire.NeedsFields(**wire.needs_fields(Needs(media="texts")))
+            info = wire.RewardInfo(name="lexicon", options={}, needs=fields, perfect=None, max_bytes=limit)
+            return httpx.Response(200, json=info.model_dump(exclude_defaults=True))
+        sizes.append(len(request.read()))
+        scores = wire.pack_answer(Scores(np.zeros(len(wire.unpack_request(request.content)), np.float32)))
+        return httpx.Response(200, content=scores, headers={messages.CHECKSUM: messages.checksum(scores)})
+
+    reward = remote("http://any", "lexicon", options={}, transport=httpx.MockTransport(answer))
+    texts = np.array(["ümläut " * 1000] * 100, object)
+    assert len(reward.score(texts, ["what?"] * 100, [{}] * 100).values) == 100
+    assert len(sizes) > 1
+    assert max(sizes) <= limit
 
 
 def test_a_server_needs_nothing_of_the_reward_here() -> None:

@@ -67,6 +67,15 @@ def test_what_is_longer_than_clap_hears_is_heard_in_pieces(folder: str) -> None:
     assert torch.equal(both, reward.of_sounds(np.concatenate([first, second], 1)))
 
 
+def test_a_model_that_fuses_parts_scores_a_sound_alike_in_every_call(tmp_path: Path) -> None:
+    reward: Any = make_reward("clap", {"model": write_clap(tmp_path, fused=True)})
+    media = np.stack([tone(hertz, 48_000) for hertz in (200, 900, 4000)]).astype(np.float32)
+    first = reward.of_sounds(media)
+    for row in range(3):
+        torch.testing.assert_close(reward.of_sounds(media[row : row + 1])[0], first[row])
+    assert all(torch.equal(reward.of_sounds(media), first) for _ in range(5))
+
+
 def test_a_sound_at_another_rate_is_the_same_sound() -> None:
     sound = Sound(samples=(tone(440, 16_000) * 32767).round().astype(np.int16), rate=16_000)
     assert sound.at(16_000) is sound

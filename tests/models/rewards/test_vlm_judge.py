@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flowmill.configs.errors import ConfigError, RewardError
+from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
+from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import Handling, score
 from tests.support.chat import Endpoint, says, serving
 from tests.support.rewards import scored
 
@@ -98,7 +100,7 @@ def test_an_endpoint_that_is_gone_is_a_lost_connection(endpoint: Endpoint) -> No
         (says("Final Score: 9"), {}, "finds no score"),
         (says(""), {}, "finds no score"),
         (says("maybe", maybe=0.9), {"ask": "yes"}, "neither yes nor no begins"),
-        (says("yes"), {"ask": "yes"}, "neither yes nor no begins"),
+        (says("yes"), {"ask": "yes"}, "tells no probabilities of tokens for '.*'; it must support"),
     ],
 )
 def test_an_answer_without_a_score_is_no_score(
@@ -113,6 +115,18 @@ def test_a_wrong_key_or_model_is_said(endpoint: Endpoint) -> None:
     endpoint.faults = [401]
     with pytest.raises(RewardError, match=r"(?s)refuses to answer .* with model 'judge'.*OPENAI_API_KEY"):
         judged(endpoint, 1)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 413])
+def test_a_refusal_of_all_requests_is_a_failure_of_no_sample(endpoint: Endpoint, status: int) -> None:
+    endpoint.faults = [status] * 9
+    reward = make_reward("vlm_judge", {"model": "judge", "endpoint": endpoint.url})
+    batch = Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=["a"], metadata=[{}])
+    if status == 413:
+        assert np.isnan(score(reward, "vlm_judge", batch, Handling(exclude=True)).values).all()
+        return
+    with pytest.raises(RewardServiceError, match=str(status)):
+        score(reward, "vlm_judge", batch, Handling(exclude=True))
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY, plain_pipeline
 from tests.support.families import PIPELINES
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch, run_stage, stage_run, stored_shards
+from tests.support.language_models import texts_config, write_language_model
 
 pytestmark = pytest.mark.slow
 
@@ -87,9 +88,9 @@ def folder_of(context: RunContext, epoch: int = 1) -> Path:
     return exported_folder(context.store, context.chain.target(Node(epoch, "export")))
 
 
-def evaluated(context: RunContext, split: str) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Return prompts and seeds of an evaluation's samples, and their media as float."""
-    shard = stored_shards(context, 1, "evaluate")[split == "train"]
+def evaluated(context: RunContext) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return prompts and seeds of held-out samples of an evaluation, and their media as float."""
+    shard, *_ = stored_shards(context, 1, "evaluate")
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     return rows, np.stack([shard.media(number) for number in range(len(rows))]).astype(float)
 
@@ -124,7 +125,7 @@ def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: Confi
     context = trained(make_config(*settings))
     folder = folder_of(context)
     assert "\npipe.vae.enable_tiling()\n" in snippet_of(folder)
-    samples, ours = evaluated(context, "heldout")
+    samples, ours = evaluated(context)
     made = follow(folder, tmp_path / "place", samples)
     assert np.abs(made - ours).max() <= 1
     prompts, nothing = [sample["prompt"] for sample in samples], [{}] * len(samples)
@@ -154,7 +155,7 @@ def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: P
     quiet_libraries()
     overrides = [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1", "optimize.learning_rate=1e-2"]
     context = trained(load_config(ROOT / "configs" / f"tiny_{family}.yaml", overrides))
-    samples, ours = evaluated(context, "train")
+    samples, ours = evaluated(context)
     made = follow(folder_of(context), tmp_path / "place", samples, context.base_folder)
     assert made.shape == ours.shape
     assert np.abs(made - ours).max() <= 1
@@ -465,11 +466,12 @@ def test_licenses_are_those_the_base_states(
     assert (stated.id, stated.name, stated.link) == found
 
 
-def test_a_snapshot_of_the_hub_is_named_by_its_repository(
-    make_config: ConfigFactory, tiny_base: Path, tmp_path: Path
-) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    snapshot = tmp_path / "hub" / "models--owner--digits" / "snapshots" / commit
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def snapshot_of(model: Path, name: str, folder: Path) -> Path:
+    """Return a model as the Hub's cache stores the repository ``owner/name``."""
+    snapshot = folder / "hub" / f"models--owner--{name}" / "snapshots" / COMMIT
     blobs = snapshot.parent.parent / "blobs"
     blobs.mkdir(parents=True)
 
@@ -477,13 +479,29 @@ def test_a_snapshot_of_the_hub_is_named_by_its_repository(
         blob = shutil.copy(source, blobs / Path(target).relative_to(snapshot).as_posix().replace("/", "-"))
         Path(target).symlink_to(blob)
 
-    shutil.copytree(tiny_base, snapshot, copy_function=link)
+    shutil.copytree(model, snapshot, copy_function=link)
+    return snapshot
+
+
+def test_a_snapshot_of_the_hub_is_named_by_its_repository(
+    make_config: ConfigFactory, tiny_base: Path, tmp_path: Path
+) -> None:
+    snapshot = snapshot_of(tiny_base, "digits", tmp_path)
     folder = untrained(make_config(f"model.path={snapshot}", "model.lora={rank: 2, alpha: 8}"))
     head, text = front_matter(folder / "README.md"), snippet_of(folder)
     assert (head["base_model"], head["base_model_relation"]) == ("owner/digits", "adapter")
     assert 'base = "owner/digits"\n' in text
-    assert f'from_pretrained(base, revision="{commit}", dtype=torch.float32)' in text
+    assert f'from_pretrained(base, revision="{COMMIT}", dtype=torch.float32)' in text
     assert 'pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights.safetensors")' in text
+
+
+def test_an_adapter_of_a_snapshots_language_model_names_its_repository_and_commit(tmp_path: Path) -> None:
+    write_language_model(tmp_path / "sums")
+    snapshot = snapshot_of(tmp_path / "sums", "sums", tmp_path)
+    folder = untrained(texts_config(tmp_path, f"model.path={snapshot}", "model.lora={rank: 2, alpha: 8}"))
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("owner/sums", COMMIT)
+    assert f'.from_pretrained("owner/sums", revision="{COMMIT}")' in (folder / "README.md").read_text()
 
 
 def test_prompt_sets_are_named_without_folders() -> None:

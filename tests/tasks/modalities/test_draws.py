@@ -194,6 +194,8 @@ def test_an_export_holds_no_setting_that_the_run_did_not_have(tmp_path: Path, ad
     write_model(policy, tmp_path / "out", adapters=adapters)
     found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert found == plain
+    named = [path.name for path in (tmp_path / "out").iterdir() if str(tmp_path).encode() in path.read_bytes()]
+    assert not named, "no path of this machine"
 
 
 def test_every_end_of_the_run_ends_the_exported_models_texts(tmp_path: Path) -> None:

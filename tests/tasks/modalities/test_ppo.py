@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowmill.configs.errors import ConfigError
@@ -18,6 +19,7 @@ from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
 from flowmill.models.quickstart.characters import Characters
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
+from flowmill.tasks.export.checkpoint import export_checkpoint
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.metrics.samples import artifact_table
 from flowmill.tasks.runs.context import RunContext
@@ -65,6 +67,11 @@ def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
         "critic.safetensors",
         "critic_optimizer.safetensors",
     } <= names
+    export_checkpoint(context, 1, tmp_path / "exported")
+    dcp_to_torch_save(tmp_path / "exported", tmp_path / "all.pt")
+    exported: dict[str, Any] = torch.load(tmp_path / "all.pt")
+    rates = [exported[name]["param_groups"][0]["lr"] for name in ("optim", "critic_optim")]
+    assert rates == [config.optimize.learning_rate, 0.01], "each optimizer has the rate it trained with"
     summaries = [summary_of(context, e, "advantage") for e in (1, 2, 3)]
     assert summaries[0]["kl"] == 0.0
     assert summaries[0]["explained_variance"] == 0.0
