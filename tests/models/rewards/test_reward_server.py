@@ -307,7 +307,7 @@ def test_a_lost_server_stops_the_run_though_failed_samples_are_left_out(server: 
     with spoiling(server.url, lambda number, body: None) as url:
         reward = remote(url, patience_s=0.5)
         assert reward.needs.media == "images"
-        with pytest.raises(RewardServiceError, match="has given no answer for 0.5 s"):
+        with pytest.raises(RewardServiceError, match=r"has given no answer for 0.5 s"):
             score(reward, "jpeg", samples(2), Handling(exclude=exclude))
 
 
