@@ -202,9 +202,11 @@ class SampleSet(ABC):
 class Correctable(SampleSet):
     """Samples whose old log-probs can be recomputed with the policy that an epoch starts from."""
 
-    @abstractmethod
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows of older policies that can contribute."""
+        """Return the rows of older policies that are trained, one per unit, in the order of samples and positions."""
+        rows = self.units(requires).rows
+        own = np.unique(rows[self.ages[rows[:, 0]] > 0], axis=0)
+        return Units(own, np.arange(len(own) + 1))
 
     @abstractmethod
     def recompute(
