@@ -120,7 +120,7 @@ class Requirements:
     advantages: bool = True
     """Rewards enter the loss."""
     desired: bool = False
-    """Only samples with advantages above 0 enter the loss."""
+    """Only samples with advantages above 0 are rows, also for a KL; for the unit 'row'."""
     gradients: bool = False
     """Stored gradients of the rewards with respect to final latents."""
     rewards: int = 0

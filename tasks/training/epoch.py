@@ -156,7 +156,9 @@ class TrainingEpoch:
         models, samples = self._models(trainable, requires, average, {}), self._data.samples(self._host)
         units, split = samples.units(requires), self._host.token_split
         if not len(units):
-            raise DataError("data.heldout: no row has a loss, as all ratings are neutral or equal. Add others.")
+            raise DataError(
+                "data.heldout: no row has a loss, as all ratings are neutral, equal or too low. Add others."
+            )
         with nullcontext() if split is None else split.over(trainable.modules()):
             losses = mean_losses(
                 self._data.algorithm,
