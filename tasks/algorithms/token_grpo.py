@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
@@ -42,7 +42,7 @@ class TokenGRPO(RatioClip):
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
     """Mean over all tokens of the update, over each row's tokens, or row sums divided by ``constant``."""
-    constant: int | None = None
+    constant: PositiveInt | None = None
     """Divisor of row sums with normalization 'constant', for example the longest completion."""
     ratio: Literal["token", "sequence", "product"] = "token"
     """One ratio per token, or per row: the geometric mean (GSPO) or the product (RLOO) of its tokens' ratios."""
@@ -153,7 +153,8 @@ class TokenGRPO(RatioClip):
             return masked_sum(tokens, rows.mask) * rows.share
         if self.normalization == "sequence_mean":
             return masked_mean(tokens, rows.mask)
-        return masked_sum(tokens, rows.mask) / float(self.constant or 1)
+        assert self.constant is not None
+        return masked_sum(tokens, rows.mask) / float(self.constant)
 
     def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
         mask = rows.mask

@@ -106,7 +106,7 @@ STATED = {
         KTO.beta KTO.desired_weight KTO.undesired_weight RatioClip.clip_high TokenKTO.beta
         TokenKTO.desired_weight TokenKTO.undesired_weight
         LateStates.count NFT.beta NFT.scale PPO.value_clip Precise.noise_level RAM.multiplier ReFL.scale ReFL.steps
-        RewardGradient.strength Subset.count TokenDPO.beta Window.epochs_per_shift Window.size
+        RewardGradient.strength Subset.count TokenDPO.beta TokenGRPO.constant Window.epochs_per_shift Window.size
         Window.stride""",
     ">= 0": """
         FDFO.kl_coef KL.kl_coef LateStates.low TokenDPO.likelihood TokenGRPO.kl_coef VelocityKL.ema_kl_coef
@@ -117,8 +117,9 @@ STATED = {
     ">= 0, <= 1": "DPO.winner_margin",
     ">= 0, < 0.5": "TokenDPO.label_smoothing",
     "any number": """
-        BranchEveryStep.steps CRD.temperature DirectAlign.denoising DirectAlign.inverting DirectAlign.margin
-        LateStates.high ReFL.margin Subset.candidates TokenGRPO.constant TokenGRPO.tis TokenGRPO.tis_low Window.high""",
+        BranchEveryStep.steps CRD.temperature DirectAlign.margin
+        LateStates.high ReFL.margin Subset.candidates TokenGRPO.tis TokenGRPO.tis_low Window.high""",
+    "> -1": "DirectAlign.denoising DirectAlign.inverting",
     "base | average": "KL.kl_reference",
     "bounded | linear": "RewardGradient.target",
     "clip": "RLOO.surrogate",
@@ -162,7 +163,7 @@ RULES: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "refl", "truncate", [False], [True]),
     ("algorithm", "direct_align", "positive", [()], [("Real",)]),
     ("algorithm", "direct_align", "negative", [()], [("Oil",)]),
-    ("algorithm", "direct_align", "denoising", [(0.1, 0.2)], [(0.1,)]),
+    ("algorithm", "direct_align", "denoising", [(0.1, 0.2)], [(0.1,), (-1.0, 0.2)]),
 ]
 TIMES: list[dict[str, Any]] = [
     *({"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}),
