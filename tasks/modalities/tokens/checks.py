@@ -136,6 +136,18 @@ def _critic(facts: Trained) -> Iterator[Refusal]:
             )
 
 
+def _shared_prompts(facts: Trained) -> Iterator[Refusal]:
+    """Yield a micro-batch that is smaller than a group whose texts share their prompt, and so a forward."""
+    size, group = facts.config.execution.micro_batch_size, facts.group
+    if facts.config.optimize.shared_prompts and facts.requires.unit == "row" and size < group:
+        yield Refusal(
+            "execution.micro_batch_size",
+            f"execution.micro_batch_size is {size}",
+            f"Set it to {group} or more, or optimize.shared_prompts to false",
+            f"with optimize.shared_prompts the {group} texts of a group share a forward, but",
+        )
+
+
 def _steps(config: RunConfig) -> Iterator[Refusal]:
     for setting, _ in set_settings(config, "optimize.replay.steps"):
         yield Refusal(setting, "a text is one row of training, without steps", f"Remove {setting}")
@@ -150,7 +162,7 @@ def check_tokens(plan: RunPlan) -> None:
     if config.critic.path is not None:
         _check_critic(plan, config.critic.path)
     check_advantage(config)
-    refuse(config, chain(compared_rows(facts), _steps(config)))
+    refuse(config, chain(compared_rows(facts), _shared_prompts(facts), _steps(config)))
     check_replay(config, plan.requires)
 
 

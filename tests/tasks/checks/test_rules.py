@@ -150,6 +150,8 @@ CASES = {
         optimize.algorithm={name: rloo}
         optimize.replay={epochs: 0, steps: 2}
         advantage.mean=global
+        execution.micro_batch_size=2
+        optimize.shared_prompts=false; optimize.algorithm=dpo; execution.micro_batch_size=1
     """,
     "addition_ppo": """
         advantage.estimator=rloo
