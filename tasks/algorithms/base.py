@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,10 +74,17 @@ class BehaviorDecay:
     steps, one per epoch; Flow-Factory's CRD has start 0.25, rate 0.005, maximum 0.999.
     """
 
-    flat: int = 0
-    rate: float = 0.0
-    maximum: float = 0.0
-    start: float = 0.0
+    flat: NonNegativeInt = 0
+    rate: NonNegativeFloat = 0.0
+    maximum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    start: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        rises = self.rate > 0 or self.start > 0
+        if self.maximum == 0 and (rises or self.flat > 0):
+            raise ValueError("maximum is 0, so that d always is. Set maximum above 0, 0.999 for instance.")
+        if self.maximum > 0 and not rises:
+            raise ValueError(f"maximum is {self.maximum}, but start and rate are 0, and so is d. Set one of them.")
 
     def __call__(self, epoch: int) -> float:
         """Return d after an epoch."""

@@ -156,10 +156,22 @@ def test_types_of_options_state_their_bounds_and_choices() -> None:
     assert found == {limits: set(names.split()) for limits, names in STATED.items()}
 
 
+#: Their rollout policy may follow the trained one slowly.
+DECAYING = sorted(name for name in ALGORITHMS if "decay" in resolve(ALGORITHMS, name, label="x").__dataclass_fields__)
+#: Decays that would be 0 after every epoch, or leave 0 to 1.
+DECAYS: list[dict[str, Any]] = [
+    *({"speed": 1}, {"rate": 0.01}, {"start": 0.5}, {"flat": 5}, {"maximum": 0.5}, {"flat": 5, "maximum": 0.5}),
+    *(
+        {"rate": -1, "maximum": 0.5},
+        {"start": -0.1, "rate": 1, "maximum": 0.5},
+        {"flat": -1, "rate": 1, "maximum": 0.5},
+    ),
+    *({"start": 1.5, "maximum": 1.5}, {"rate": 0.1, "maximum": 1.0}, {"rate": 0.1, "maximum": -0.5}),
+]
 FORWARD_ALGORITHMS = ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align")
 #: Rules that no type states: component, option, values that are allowed, values that are refused.
 RULES: list[tuple[str, str, str, list[Any], list[Any]]] = [
-    *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd", "ram")],
+    *[("algorithm", name, "decay", [{}, {"rate": 0.1, "maximum": 0.5}], DECAYS) for name in DECAYING],
     ("algorithm", "refl", "truncate", [False], [True]),
     ("algorithm", "direct_align", "positive", [()], [("Real",)]),
     ("algorithm", "direct_align", "negative", [()], [("Oil",)]),
@@ -188,6 +200,7 @@ def test_rules_that_no_type_states(label: str, name: str, option: str, allowed: 
     ("name", "options", "expected"),
     [
         ("nft", {"decay": {"speed": 1}}, "option 'decay' has no option 'speed'"),
+        ("ram", {"decay": {"rate": 0.1}}, "option 'decay': maximum is 0, so that d always is"),
         ("nft", {"times": {"kind": "often"}}, "option 'times': kind is 'often'; it must be 'stratified'"),
         ("awm", {"times": {"power": 2}}, "only acts on kind 'power'"),
     ],
@@ -238,8 +251,8 @@ def test_what_algorithms_ask_for() -> None:
     assert asked("dgpo", times=times) == Requirements(
         **forward, times=still, unit="group", reference=True, behavior=True, decay=BehaviorDecay()
     )
-    assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
-        **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)
+    assert asked("crd", times=times, decay={"rate": 0.1, "maximum": 0.5}) == Requirements(
+        **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1, maximum=0.5)
     )
     assert asked("v_grpo", times=times) == Requirements(
         **forward, approx_kl=True, times=shared, behavior=True, decay=BehaviorDecay()
