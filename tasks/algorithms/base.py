@@ -48,6 +48,11 @@ class ForwardTimes:
             raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
         if self.shift != 1 and self.kind != "logit_normal":
             raise ValueError(f"shift is {self.shift}, but only acts on kind 'logit_normal', and kind is {self.kind!r}.")
+        if (self.low, self.high) != (0.02, 0.98) and not self.bounded:
+            raise ValueError(
+                f"low is {self.low} and high {self.high}, but they only act on the kinds 'stratified' and 'power', and "
+                f"kind is {self.kind!r}."
+            )
         if not 0 < self.low < self.high < 1:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
 

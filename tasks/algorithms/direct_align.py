@@ -58,6 +58,10 @@ class DirectAlign(ForwardProcess):
     def __post_init__(self) -> None:
         if bool(self.positive) != bool(self.negative):
             raise ValueError("one of positive and negative holds control words, but each is compared with the other.")
+        if not self.positive and (tuple(self.denoising), tuple(self.inverting)) != ((0.1, 0.25), (0.3, 0.01)):
+            raise ValueError(
+                "denoising and inverting weigh control words, and there are none. Set positive and negative."
+            )
         times = self.levels()
         if self.positive and (not times.bounded or times.high + self.step >= 1):
             raise ValueError(

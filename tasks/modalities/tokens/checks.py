@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flowmill.configs.advantages import AdvantageSection
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.refusals import Refusal, never_called, refuse, set_settings
 from flowmill.configs.rewards import RewardSection
@@ -27,6 +28,12 @@ from flowmill.tasks.modalities.tokens.run_prompts import longest_prompt
 from flowmill.tasks.runs.sharding import rollout_cuts
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.turns import last_turn
+
+#: Settings of ``advantage`` that act on advantages of samples.
+_OF_SAMPLES = (
+    *("aggregation", "std", "mean", "mode", "best_of", "clip", "soft_clip"),
+    *("group_mean_min", "group_mean_max", "diversity"),
+)
 
 
 def _settings_of_images(facts: Trained) -> Iterator[Refusal]:
@@ -78,6 +85,14 @@ def _estimator(facts: Trained, estimator: Estimator) -> Iterator[Refusal]:
         if refused:
             where = f"advantage.estimator is '{section.name}', but"
             yield Refusal("advantage.estimator", f"{algorithm} {why}", remedy, where)
+    for name in _OF_SAMPLES if estimator.per_token else ():
+        if getattr(facts.config.advantage, name) != AdvantageSection.model_fields[name].default:
+            yield Refusal(
+                f"advantage.{name}",
+                f"advantage.estimator '{section.name}' gives every token one",
+                "Remove it, or set advantage.estimator to 'group'",
+                f"advantage.{name} acts on advantages of samples, but",
+            )
     in_loss, in_reward = facts.config.optimize.algorithm.options.get("kl_coef", 0.0), getattr(estimator, "kl_coef", 0.0)
     if in_loss and in_reward:
         yield Refusal(

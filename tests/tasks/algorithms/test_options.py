@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.registry import create, resolve
+from flowmill.configs.registry import Table, create, resolve
 from flowmill.models.maths import KERNELS, PLANS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
@@ -175,12 +175,17 @@ RULES: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "refl", "truncate", [False], [True]),
     ("algorithm", "direct_align", "positive", [()], [("Real",)]),
     ("algorithm", "direct_align", "negative", [()], [("Oil",)]),
-    ("algorithm", "direct_align", "denoising", [(0.1, 0.2)], [(0.1,), (-1.0, 0.2)]),
+    ("algorithm", "direct_align", "denoising", [(0.1, 0.25)], [(0.1,), (-1.0, 0.2)]),
 ]
 TIMES: list[dict[str, Any]] = [
     *({"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}),
     *({"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}),
     *({"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}),
+    *(
+        {"kind": kind, **bound}
+        for kind in ("grid", "logit_normal", "timesteps")
+        for bound in ({"low": 0.1}, {"high": 0.9})
+    ),
 ]
 RULES += [
     ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], TIMES) for name in FORWARD_ALGORITHMS
@@ -194,6 +199,26 @@ def test_rules_that_no_type_states(label: str, name: str, option: str, allowed: 
     for value in refused:
         with pytest.raises(ConfigError):
             create(TABLES[label], name, {option: value}, label=label)
+
+
+#: Components, options that act only with others, and these.
+BELONGING: list[tuple[Table, str, dict[str, Any], dict[str, Any]]] = [
+    *[(TOKEN_ALGORITHMS, name, {"tis_low": 0.5}, {"tis": 2.0}) for name in ("grpo", "dapo", "ppo")],
+    (TOKEN_ALGORITHMS, "grpo", {"tis_outside": "mask"}, {"tis": 2.0}),
+    (TOKEN_ALGORITHMS, "grpo", {"constant": 4}, {"normalization": "constant"}),
+    (ALGORITHMS, "direct_align", {"denoising": [0.3, 0.3]}, {"positive": ["a"], "negative": ["b"], "step": 0.01}),
+    (ALGORITHMS, "direct_align", {"inverting": [0.3, 0.3]}, {"positive": ["a"], "negative": ["b"], "step": 0.01}),
+    (ALGORITHMS, "crd", {"public_pools": True}, {"temperature": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("table", "name", "options", "others"), BELONGING)
+def test_options_without_those_that_they_belong_to_are_refused(
+    table: Table, name: str, options: dict[str, Any], others: dict[str, Any]
+) -> None:
+    create(table, name, {**options, **others}, label="algorithm")
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        create(table, name, options, label="algorithm")
 
 
 @pytest.mark.parametrize(

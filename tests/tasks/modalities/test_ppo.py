@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from flowmill.configs.advantages import AdvantageSection
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
@@ -39,6 +40,27 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
 def files_of(context: RunContext, epoch: int) -> Path:
     ref = context.policy_ref(epoch)
     return context.store.folder(ref, context.store.shards(ref)[0])
+
+
+#: Settings of ``advantage`` that act with an estimator of tokens, and details of others that are refused.
+OF_TOKENS = {"estimator", "informative", "overlong"}
+DETAILS = {"epsilon", "floor", "unbiased", "buffer", "min_count"}
+OF_SAMPLES = dict(
+    each.split("=")
+    for each in "aggregation=gdpo std=global mean=leave_one_out mode=positive_only best_of=2 clip=3 soft_clip=3 "
+    "group_mean_min=0.1 group_mean_max=0.9 diversity=x kl_coef=0.1 kl_gate=0.5".split()
+)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "reinforce", "reinforce_plus_plus"])
+def test_settings_of_advantages_of_samples_are_refused_next_to_those_of_tokens(tmp_path: Path, estimator: str) -> None:
+    assert AdvantageSection.model_fields.keys() == OF_TOKENS | DETAILS | OF_SAMPLES.keys()
+    algorithm = f"optimize.algorithm={'ppo' if estimator == 'gae' else 'grpo'}"
+    settings = (algorithm, f"advantage.estimator={estimator}")
+    check_config(texts_config(tmp_path, *settings), rewards=False)
+    for name, value in OF_SAMPLES.items():
+        with pytest.raises(ConfigError, match=rf"advantage\.{name}"):
+            check_config(texts_config(tmp_path, *settings, f"advantage.{name}={value}"), rewards=False)
 
 
 def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
