@@ -145,9 +145,8 @@ class SampleSet(ABC):
     def live(self, requires: Requirements) -> np.ndarray:
         """Return the mask of samples that can contribute, (N,) bool; advantage 0 counts if the algorithm uses it."""
         usable = ~np.isnan(self.advantages) & ~self._left_out
-        if requires.desired:
-            return usable & (self.advantages > 0)
-        live: np.ndarray = (self.says_something() | requires.zero_advantages) & usable
+        counts = self.advantages > 0 if requires.desired else self.says_something() | requires.zero_advantages
+        live: np.ndarray = counts & usable
         return live
 
     def says_something(self) -> np.ndarray:

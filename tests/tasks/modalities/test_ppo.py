@@ -20,7 +20,8 @@ from flowmill.models.quickstart.characters import Characters
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.metrics.evaluations import evaluation_figures
-from flowmill.tasks.metrics.samples import artifact_table
+from flowmill.tasks.metrics.samples import rows_of
+from flowmill.tasks.modalities.tokens.text import FINISHES
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.specs.graph import Node
@@ -280,14 +281,16 @@ def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path) ->
         run_epoch(context, 1)
         table = stage_rows(context, 1, "advantage")
         rolled = context.chain.require(1, "rollout").ref
-        samples = artifact_table(context.store, rolled).select(["sample_id", "log_probs"]).to_pylist()
-        lengths = {row["sample_id"]: len(row["log_probs"]) for row in samples}
-        found.append({row["sample_id"]: (lengths[row["sample_id"]], row["reward"]) for row in table.to_pylist()})
+        samples = {sample: (shard, row) for sample, shard, row in rows_of(context.store, rolled, None)}
+        found.append({row["sample_id"]: (*samples[row["sample_id"]], row["reward"]) for row in table.to_pylist()})
     plain, punished, excluded = found
-    assert {length for length, _ in plain.values()} > {4}, "some end by themselves"
-    for sample, (length, reward) in plain.items():
-        assert punished[sample][1] == pytest.approx(reward - 0.2 * max(0, length - 1), abs=1e-6)
-        assert excluded[sample][1] == (None if length == 4 else pytest.approx(reward))
+    ends = set()
+    for sample, (shard, row, reward) in plain.items():
+        length, finish = len(shard.table.column("log_probs")[row].as_py()), FINISHES[shard.array("finish", row)[0]]
+        ends.add((length, finish))
+        assert punished[sample][2] == pytest.approx(reward - 0.2 * max(0, length - 1), abs=1e-6)
+        assert excluded[sample][2] == (None if finish == "length" else pytest.approx(reward))
+    assert ends >= {(2, "eos"), (4, "eos"), (4, "length")}, "some end by themselves, some with the last token"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
