@@ -18,7 +18,7 @@ class OverlongSection(Section):
     factor: float = Field(1.0, ge=0)
     """Subtracted from the score of a text of the full length."""
     exclude: bool = False
-    """Exclude texts of the maximum length, which were truncated, from training and statistics."""
+    """Exclude texts that were truncated at the maximum length, in any turn, from training and statistics."""
 
 
 class AdvantageSection(Section):

@@ -121,7 +121,7 @@ class TokenEstimator(Estimator):
     target_kl: PositiveFloat | None = None
     """Nats per sample: after every epoch kl_coef rises where the KL is above, and falls where it is below."""
     horizon: PositiveFloat = 10_000.0
-    """With target_kl: samples over which kl_coef would change by a fifth."""
+    """With target_kl: samples over which kl_coef changes by a fifth at most, as it does in an epoch of more."""
 
     def __post_init__(self) -> None:
         if self.target_kl is not None and self.kl_coef == 0:

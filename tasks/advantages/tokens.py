@@ -94,12 +94,13 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, samples: int, horizon: float) -> float:
-    """Return the KL coefficient after n samples: c (1 + clip(kl / target - 1, +-0.2) n / horizon).
+    """Return the KL coefficient after n samples: c (1 + clip(kl / target - 1, +-0.2) min(n / horizon, 1)).
 
-    Ziegler et al. (arXiv 1909.08593, section 2.2); ``AdaptiveKLController`` of TRL and verl.
+    Ziegler et al. (arXiv 1909.08593, section 2.2); ``AdaptiveKLController`` of TRL and verl, where n is a batch, a part
+    of the horizon. Here it is an epoch; without the cap one of 5 horizons would turn the coefficient negative.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * samples / horizon)
+    return kl_coef * (1 + error * min(samples / horizon, 1.0))
 
 
 def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float) -> Tensor:

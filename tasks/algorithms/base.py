@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,11 @@ class ForwardTimes:
             raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
         if self.shift != 1 and self.kind != "logit_normal":
             raise ValueError(f"shift is {self.shift}, but only acts on kind 'logit_normal', and kind is {self.kind!r}.")
+        if (self.low, self.high) != (0.02, 0.98) and not self.bounded:
+            raise ValueError(
+                f"low is {self.low} and high {self.high}, but they only act on the kinds 'stratified' and 'power', and "
+                f"kind is {self.kind!r}."
+            )
         if not 0 < self.low < self.high < 1:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
 
@@ -74,10 +79,17 @@ class BehaviorDecay:
     steps, one per epoch; Flow-Factory's CRD has start 0.25, rate 0.005, maximum 0.999.
     """
 
-    flat: int = 0
-    rate: float = 0.0
-    maximum: float = 0.0
-    start: float = 0.0
+    flat: NonNegativeInt = 0
+    rate: NonNegativeFloat = 0.0
+    maximum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    start: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        rises = self.rate > 0 or self.start > 0
+        if self.maximum == 0 and (rises or self.flat > 0):
+            raise ValueError("maximum is 0, so that d always is. Set maximum above 0, 0.999 for instance.")
+        if self.maximum > 0 and not rises:
+            raise ValueError(f"maximum is {self.maximum}, but start and rate are 0, and so is d. Set one of them.")
 
     def __call__(self, epoch: int) -> float:
         """Return d after an epoch."""
@@ -120,7 +132,7 @@ class Requirements:
     advantages: bool = True
     """Rewards enter the loss."""
     desired: bool = False
-    """Only samples with advantages above 0 enter the loss."""
+    """Only samples with advantages above 0 are rows, also for a KL; for the unit 'row'."""
     gradients: bool = False
     """Stored gradients of the rewards with respect to final latents."""
     rewards: int = 0

@@ -142,6 +142,14 @@ def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
             f"{facts.algorithm} noises final latents again and trains no steps",
             "Remove optimize.replay.steps",
         )
+    if replay.max_importance != ReplaySection.model_fields["max_importance"].default and (
+        facts.requires.data != "transitions"
+    ):
+        yield Refusal(
+            "optimize.replay.max_importance",
+            f"{facts.algorithm} compares no log-probs with those of older policies, so rows have no importance weights",
+            "Remove it",
+        )
     if steps is not None and steps >= rollout.steps:
         yield Refusal(
             "optimize.replay.steps",

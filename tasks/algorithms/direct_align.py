@@ -19,9 +19,9 @@ pixel has no gradient, and uses the initial noise of its rollout.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from flowmill.configs.option_types import PositiveShare
 from flowmill.tasks.algorithms.base import Requirements, RowLoss, expect
@@ -31,6 +31,9 @@ from flowmill.tasks.algorithms.forward import ForwardProcess
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: k of a relative reward: at -1 and below, the wanted words would count for nothing, or less.
+_Weight: TypeAlias = Annotated[float, Field(gt=-1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,9 @@ class DirectAlign(ForwardProcess):
     """Control words for desired content; a prompt becomes 'WORD. PROMPT'."""
     negative: tuple[str, ...] = ()
     """Control words for unwanted content."""
-    denoising: tuple[float, float] = (0.1, 0.25)
+    denoising: tuple[_Weight, _Weight] = (0.1, 0.25)
     """k while denoising, at ``times.low`` and ``times.high``; between them it is linear in the level."""
-    inverting: tuple[float, float] = (0.3, 0.01)
+    inverting: tuple[_Weight, _Weight] = (0.3, 0.01)
     """k while inverting."""
     margin: float | None = None
     """Reward above which the loss is 0; None: no such limit."""
@@ -55,6 +58,10 @@ class DirectAlign(ForwardProcess):
     def __post_init__(self) -> None:
         if bool(self.positive) != bool(self.negative):
             raise ValueError("one of positive and negative holds control words, but each is compared with the other.")
+        if not self.positive and (tuple(self.denoising), tuple(self.inverting)) != ((0.1, 0.25), (0.3, 0.01)):
+            raise ValueError(
+                "denoising and inverting weigh control words, and there are none. Set positive and negative."
+            )
         times = self.levels()
         if self.positive and (not times.bounded or times.high + self.step >= 1):
             raise ValueError(

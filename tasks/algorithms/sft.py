@@ -29,10 +29,9 @@ class SFT(ForwardProcess):
         return self.needs(levels=self.levels(), min_group_size=1, advantages=False, desired=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
-        """Return the weighted error of each desired row, plus the KL."""
+        """Return the weighted error of each row, plus the KL."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
-        desired = (rows.advantages > 0).to(velocity.dtype)
-        error = errors(rows, velocity, prediction=self.prediction)[0] * desired
+        error = errors(rows, velocity, prediction=self.prediction)[0]
         metrics = {"error": error.detach()}
         return RowLoss(loss=self.add_kl(rows, models, velocity, error, metrics), metrics=metrics)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
@@ -42,7 +42,7 @@ class TokenGRPO(RatioClip):
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
     """Mean over all tokens of the update, over each row's tokens, or row sums divided by ``constant``."""
-    constant: int | None = None
+    constant: PositiveInt | None = None
     """Divisor of row sums with normalization 'constant', for example the longest completion."""
     ratio: Literal["token", "sequence", "product"] = "token"
     """One ratio per token, or per row: the geometric mean (GSPO) or the product (RLOO) of its tokens' ratios."""
@@ -64,6 +64,8 @@ class TokenGRPO(RatioClip):
     def __post_init__(self) -> None:
         if (self.normalization == "constant") != (self.constant is not None):
             raise ValueError("constant belongs to normalization 'constant', which needs it.")
+        if self.tis is None and (self.tis_low, self.tis_outside) != (0.0, "clip"):
+            raise ValueError("tis_low and tis_outside belong to tis, which is not set. Set tis, or remove them.")
         if self.tis is not None and not 0 <= self.tis_low <= 1 <= self.tis:
             raise ValueError(
                 f"tis is {self.tis} and tis_low {self.tis_low}; a weight of 1 must lie between tis_low and tis."
@@ -153,7 +155,8 @@ class TokenGRPO(RatioClip):
             return masked_sum(tokens, rows.mask) * rows.share
         if self.normalization == "sequence_mean":
             return masked_mean(tokens, rows.mask)
-        return masked_sum(tokens, rows.mask) / float(self.constant or 1)
+        assert self.constant is not None
+        return masked_sum(tokens, rows.mask) / float(self.constant)
 
     def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
         mask = rows.mask

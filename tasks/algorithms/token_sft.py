@@ -19,14 +19,13 @@ class TokenSFT:
     requires = Requirements(kind="tokens", data="forward", advantages=False, desired=True)
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
-        """Return the loss of each desired row."""
+        """Return the loss of each row."""
         rows = expect(batch, TokenBatch)
         log_probs, entropy = models.log_probs(rows)
         log_probs = rows.chosen(log_probs)
-        desired = (rows.advantages > 0).to(log_probs.dtype)
         metrics = {
             "nll": -masked_mean(log_probs.detach(), rows.mask),
             "entropy": masked_mean(entropy, rows.mask),
             "length": rows.mask.sum(-1).float(),
         }
-        return RowLoss(loss=-masked_sum(log_probs, rows.mask) * rows.share * desired, metrics=metrics)
+        return RowLoss(loss=-masked_sum(log_probs, rows.mask) * rows.share, metrics=metrics)

@@ -124,6 +124,10 @@ class SampleGeneration(ABC):
         """Return the maximum number of choices of a sample; None if all samples have the same number."""
         return None
 
+    def truncated(self, config: RunConfig, shard: TrajectoryShard, row: int) -> bool:
+        """Return whether a stored sample ended, or a turn of it, because it had the maximum number of choices."""
+        return len(shard.table.column("log_probs")[row]) == self.longest(config)
+
     @abstractmethod
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return one row of each conditioning tensor per prompt; called only if ``encodes``."""

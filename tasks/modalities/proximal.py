@@ -27,9 +27,6 @@ class RowFile:
         self._places: dict[Key, int] = {}
         self._shape: tuple[int, ...] = ()
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._places
-
     def add(self, key: Key, array: np.ndarray) -> None:
         """Write the array of a row."""
         self._places[key], self._shape = len(self._places), array.shape

@@ -145,7 +145,8 @@ class SampleSet(ABC):
     def live(self, requires: Requirements) -> np.ndarray:
         """Return the mask of samples that can contribute, (N,) bool; advantage 0 counts if the algorithm uses it."""
         usable = ~np.isnan(self.advantages) & ~self._left_out
-        live: np.ndarray = (self.says_something() | requires.zero_advantages) & usable
+        counts = self.advantages > 0 if requires.desired else self.says_something() | requires.zero_advantages
+        live: np.ndarray = counts & usable
         return live
 
     def says_something(self) -> np.ndarray:
@@ -202,9 +203,11 @@ class SampleSet(ABC):
 class Correctable(SampleSet):
     """Samples whose old log-probs can be recomputed with the policy that an epoch starts from."""
 
-    @abstractmethod
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows of older policies that can contribute."""
+        """Return the rows of older policies that are trained, one per unit, in the order of samples and positions."""
+        rows = self.units(requires).rows
+        own = np.unique(rows[self.ages[rows[:, 0]] > 0], axis=0)
+        return Units(own, np.arange(len(own) + 1))
 
     @abstractmethod
     def recompute(

@@ -38,6 +38,16 @@ class RunPlan(ResolvedConfig):
         return self.config.data is not None
 
     @property
+    def desired_alone(self) -> dict[str, bool]:
+        """An option of stages with losses of desired samples alone, if the run may have others.
+
+        For earlier versions those were rows of loss 0, which counted in means.
+        """
+        data = self.config.data
+        others = data is None or data.paired or data.rating is not None
+        return {"desired_alone": True} if self.requires.desired and others else {}
+
+    @property
     def has_losses(self) -> bool:
         """Whether the losses of policies on held-out rows are computed."""
         return self.config.data is not None and self.config.data.heldout is not None

@@ -16,6 +16,7 @@ from torch import Tensor
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError
 from flowmill.configs.escaping import command
 from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.storage.trajectories.tables import read_rows, write_rows
 from flowmill.tasks.advantages.estimators import EarnedBySamples, Group, TokenEstimator, estimated
 from flowmill.tasks.advantages.groups import (
@@ -37,6 +38,7 @@ from flowmill.tasks.metrics.reward_tables import group_numbers, optimized_parts
 from flowmill.tasks.specs.turns import turns_of
 from flowmill.tasks.stages.sample_rewards import (
     SampleRewards,
+    by_sample,
     drawings_of,
     figures_of_samples,
     history_of,
@@ -69,7 +71,7 @@ class EpochAdvantages:
             output = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
             return replace(output, summary={**output.summary, **informative})
         groups, names = group_numbers(now.samples)
-        shaped, mask = self._shaped(now, groups, history_of(names, earlier))
+        shaped, mask = self._shaped(now, groups, history_of(names, [each.take(self._counts(each)) for each in earlier]))
         self._write(everything, counted, now.total, shaped, folder)
         summary = {**_summary(now.total, groups, shaped, mask), **_excluded(everything, counted), **informative}
         if section.kl_gate is not None:
@@ -134,26 +136,21 @@ class EpochAdvantages:
 
     def _counted(self, epoch: SampleRewards) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could."""
-        counted = ~epoch.cut
-        if not bool(counted.any()):
+        if bool(epoch.cut.all()):
             raise RewardError(
-                f"advantage.overlong leaves out every text of epoch {self.epoch}: all are as long as may be. Raise "
+                f"advantage.overlong leaves out every text of epoch {self.epoch}: all were truncated. Raise "
                 "rollout.tokens.max_new, or set exclude to false."
             )
-        groups, _ = group_numbers(epoch.samples)
         for section, part in zip(self.config.rewards, epoch.parts, strict=True):
             failed = part.isnan()
-            if not bool(failed.any()):
-                continue
-            if not section.excludes:
+            if bool(failed.any()) and not section.excludes:
                 first = epoch.samples.column("sample_id")[int(failed.nonzero()[0])]
                 raise RewardError(
                     f"rewards: '{section.slot}' failed for {int(failed.sum())} samples of epoch {self.epoch}, {first} "
                     "the first, and its on_failure is 'stop'. Set it to 'exclude_sample' or 'exclude_group', or mend "
                     f"the reward and score again: '{self._scoring}'."
                 )
-            hit = torch.isin(groups, groups[failed]) if section.on_failure == "exclude_group" else failed
-            counted &= ~hit
+        counted = self._counts(epoch)
         if not bool(counted.any()):
             raise RewardError(
                 f"rewards: every sample of epoch {self.epoch} is left out, as a reward failed for it or for one of its "
@@ -161,6 +158,18 @@ class EpochAdvantages:
                 f"again: '{self._scoring}'."
             )
         return counted
+
+    def _counts(self, epoch: SampleRewards) -> Tensor:
+        """Return which samples of this or an earlier epoch have a part in statistics, (N,) bool."""
+        counted, (groups, _) = ~epoch.cut, group_numbers(epoch.samples)
+        for section, part in zip(self.config.rewards, epoch.parts, strict=True):
+            failed = part.isnan()
+            counted &= ~(torch.isin(groups, groups[failed]) if section.on_failure == "exclude_group" else failed)
+        return counted
+
+    def _truncated(self, shard: TrajectoryShard) -> list[bool]:
+        modality, config = self._stage.modality, self.config
+        return [modality.truncated(config, shard, row) for row in range(shard.table.num_rows)]
 
     def _informative(self, epoch: SampleRewards, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Return which samples are trained on where only some groups are, and how many groups could have been."""
@@ -242,7 +251,8 @@ class EpochAdvantages:
             assert longest is not None
             lengths = figures_of_samples(self.context.store, trajectories, ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
-            cut = (lengths >= longest) & over.exclude
+            if over.exclude:
+                cut = by_sample(self.context.store, trajectories, ids, self._truncated).bool()
         turns = turns_of(self.config)
         if drawings is not None and turns is not None:
             penalty = penalty + turns.cost * (drawings - 1)

@@ -37,6 +37,7 @@ class OptimizeStage(Stage):
             **critic_identity(self.facts),
             # Runs of earlier versions left out what comes after such an update, and retained it.
             **({} if self.config.optimize.stop_kl is None else {"undoes": True}),
+            **self.plan.desired_alone,
             "seed": self.config.run.seed,
             "epoch": self.epoch,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from flowmill.configs.errors import CorruptError
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.storage.trajectories.tables import in_few_chunks
 from flowmill.tasks.inputs.renderer import image_name, render_of, turn_in
 from flowmill.tasks.metrics.samples import shards_of
@@ -38,7 +39,7 @@ class SampleRewards:
     total: Tensor
     """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
     cut: Tensor
-    """(N,) bool: left out, as it ended where it had to."""
+    """(N,) bool: left out, as it was truncated."""
     distances: Tensor | None = None
     """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
 
@@ -76,20 +77,34 @@ def history_of(names: Sequence[str], earlier: Sequence[SampleRewards]) -> list[T
 def figures_of_samples(
     store: ArtifactStore, ref: ArtifactRef, names: pa.ChunkedArray, column: str, of: Callable[[Any], float]
 ) -> Tensor:
-    """Return a figure of a column of stored samples, (N,) float64.
+    """Return a figure of a column of stored samples, (N,) float64; see ``by_sample``.
+
+    Args:
+        column: a column of their table.
+        of: value of the column -> figure.
+    """
+    return by_sample(store, ref, names, lambda shard: map(of, shard.table.column(column).to_pylist()))
+
+
+def by_sample(
+    store: ArtifactStore,
+    ref: ArtifactRef,
+    names: pa.ChunkedArray,
+    of: Callable[[TrajectoryShard], Iterable[float]],
+) -> Tensor:
+    """Return a figure of stored samples, (N,) float64.
 
     Args:
         ref: an artifact of samples.
         names: ids of the samples.
-        column: a column of their table.
-        of: value of the column -> figure.
+        of: shard -> the figure of each row.
     """
 
-    def figures(table: pa.Table) -> pa.Table:
-        values = pa.array([float(of(value)) for value in table.column(column).to_pylist()], pa.float64())
-        return pa.table({"sample_id": table.column("sample_id"), "value": values})
+    def figures(shard: TrajectoryShard) -> pa.Table:
+        values = pa.array(map(float, of(shard)), pa.float64())
+        return pa.table({"sample_id": shard.table.column("sample_id"), "value": values})
 
-    every = in_few_chunks(figures(shard.table) for shard in shards_of(store, ref))
+    every = in_few_chunks(map(figures, shards_of(store, ref)))
     rows = pc.index_in(names, value_set=every.column("sample_id").combine_chunks())
     if rows.null_count:
         raise CorruptError(f"{ref} has no sample '{names.filter(pc.is_null(rows))[0]}', which is scored.")

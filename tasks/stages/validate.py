@@ -35,6 +35,7 @@ class ValidateStage(Stage):
             **self.plan.modality_spec.training_options(self.plan),
             "average": self.config.optimize.ema is not None,
             "given": {"scale": list(data.scale), "neutral": data.middle},
+            **self.plan.desired_alone,
             "seed": self.config.run.seed,
         }
 

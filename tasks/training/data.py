@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     from flowmill.tasks.runs.context import RunContext
     from flowmill.tasks.runtime.host import ModelHost
 
-#: Reasons why ingested samples train nothing: if an algorithm compares those of a prompt, and if each counts alone.
+#: Reasons why ingested samples train nothing: if an algorithm compares those of a prompt, trains on desired ones alone,
+#: or counts each alone.
 _NO_PAIR = (
     "no prompt has two samples of different ratings, and optimize.algorithm '{}' compares samples of one prompt. Give "
     "such samples, or use 'kto', which learns from single ratings, or 'sft'."
+)
+_NONE_DESIRED = (
+    "no sample is chosen or rated above the neutral rating (data.neutral, or else the middle of data.scale), and "
+    "optimize.algorithm '{}' trains on such alone. Set data.neutral to a rating between good and bad, or use 'kto'."
 )
 _NEUTRAL = (
     "all ratings are neutral (data.neutral, or else the middle of data.scale), so optimize.algorithm '{}' learns "
@@ -126,7 +131,8 @@ class TrainingData:
         if data is None:
             say(f"{at}: in every group all rewards are equal: nothing to learn, the policy stays.")
             return
-        reason = _NEUTRAL if self.algorithm.requires.unit == "row" else _NO_PAIR
+        requires = self.algorithm.requires
+        reason = _NONE_DESIRED if requires.desired else _NEUTRAL if requires.unit == "row" else _NO_PAIR
         text = f"data.train: {reason.format(self.config.optimize.algorithm.name)}"
         if data.groups_per_epoch is None:
             raise DataError(text)

@@ -30,11 +30,11 @@ from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.training.checkpoints import Checkpoints
 from flowmill.tasks.training.data import TrainingData
 from flowmill.tasks.training.learning_rates import learning_rate
-from flowmill.tasks.training.loop import Reading, TrainedPart, TrainerState, dealt, mean_losses, run_updates
+from flowmill.tasks.training.loop import Reading, TrainedPart, TrainerState, mean_losses, read_chunks, run_updates
 from flowmill.tasks.training.loss_scaling import loss_scale
 from flowmill.tasks.training.metrics import idle_modules, idle_note
 from flowmill.tasks.training.optimizers import make_optimizer
-from flowmill.tasks.training.policy_moves import policy_moves
+from flowmill.tasks.training.policy_moves import measured_units, policy_moves
 from flowmill.tasks.training.state import METRICS, read_state, write_state
 
 if TYPE_CHECKING:
@@ -91,14 +91,16 @@ class TrainingEpoch:
             "ranks": self._ranks,
         }
         algorithm, rows = self._data.algorithm, sum(len(units.rows) for units in remaining)
-        with together, self._checkpoints() as checkpoints, self._corrected(samples, models, requires, remaining):
+        measures = bool(remaining) and requires.approx_kl and not models.frozen
+        read = [*remaining, measured_units(plan)] if measures else remaining
+        with together, self._checkpoints() as checkpoints, self._corrected(samples, models, requires, read):
             done = partial(self._after_update, state, None if left_out else checkpoints, samples, total=len(remaining))
             yield (
                 partial(run_updates, state, algorithm, models, remaining, section=section, after_update=done, **loop),
                 state,
                 rows,
             )
-            if not state.left_out and remaining and requires.approx_kl and not models.frozen:
+            if not state.left_out and measures:
                 self._measure(state, models, partial(policy_moves, algorithm, models, plan, **loop), section)
         if state.left_out:
             return
@@ -154,7 +156,9 @@ class TrainingEpoch:
         models, samples = self._models(trainable, requires, average, {}), self._data.samples(self._host)
         units, split = samples.units(requires), self._host.token_split
         if not len(units):
-            raise DataError("data.heldout: no row has a loss, as all ratings are neutral or equal. Add others.")
+            raise DataError(
+                "data.heldout: no row has a loss, as all ratings are neutral, equal or too low. Add others."
+            )
         with nullcontext() if split is None else split.over(trainable.modules()):
             losses = mean_losses(
                 self._data.algorithm,
@@ -269,19 +273,22 @@ class TrainingEpoch:
         size = self._config.execution.micro_batch_size
         with tempfile.TemporaryFile() as file:
             with models.trainable.holding(start):
-                stale, idle = self._own_stale(samples.stale(requires), plan, models)
+                stale, idle = self._own_stale(samples, requires, plan, sharded=models.trainable.sharded)
                 means_file = file if requires.old_means else None
                 proximal = samples.recompute(stale, models, size=size, file=means_file, idle=idle)
             samples.correct(proximal, section)
             yield
 
-    def _own_stale(self, stale: Units, plan: Sequence[Units], models: Models) -> tuple[Units, list[Units]]:
-        """Return the stale rows this rank trains, and extra micro-batches that keep ranks in lockstep."""
-        ranks, size = self._ranks, self._config.execution.micro_batch_size
+    def _own_stale(
+        self, samples: Correctable, requires: Requirements, plan: Sequence[Units], *, sharded: bool
+    ) -> tuple[Units, list[Units]]:
+        """Return the stale rows this rank reads, and extra micro-batches that keep ranks in lockstep."""
+        ranks, size, stale = self._ranks, self._config.execution.micro_batch_size, samples.stale(requires)
         if ranks.shares == 1 or not len(plan):
             return stale, []
-        own = rows_among(stale, [chunk for update in plan for chunk in dealt(micro_batches(update, size), ranks)])
-        if not models.trainable.sharded:
+        read = partial(read_chunks, alike=samples.alike, size=size, ranks=ranks, sharded=sharded)
+        own = rows_among(stale, [chunk for units in plan for chunk in read(units)])
+        if not sharded:
             return own, []
         count = len(micro_batches(own, size))
         most = int(ranks.largest(torch.tensor(count)))

@@ -159,7 +159,7 @@ def _own_batches(
 ) -> tuple[Sequence[Units], Sequence[Units], Callable[[], Iterable[Batch]]]:
     """Return this rank's micro-batches of an update, those of all ranks, and a function that reads the former."""
     reading.begin(units)
-    chunks = [chunk for part in reading.alike(units) for chunk in micro_batches(part, size)]
+    chunks = _chunks(units, reading.alike, size)
     own = dealt(chunks, ranks)
     # Ranks with sharded weights run in lockstep: a rank with too few micro-batches adds some that do not count.
     idle = -(-len(chunks) // ranks.shares) - len(own) if trainable.sharded else 0
@@ -239,6 +239,20 @@ def _step_extra_parts(state: TrainerState, means: dict[str, float], number: int)
 def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
     """Return this rank's micro-batches of an update."""
     return chunks[ranks.share :: ranks.shares]
+
+
+def read_chunks(
+    units: Units, alike: Callable[[Units], Sequence[Units]], size: int, ranks: Ranks, *, sharded: bool
+) -> Sequence[Units]:
+    """Return all micro-batches of an update that this rank reads, also the first one in place of one it lacks."""
+    chunks = _chunks(units, alike, size)
+    own = dealt(chunks, ranks)
+    lacks = len(own) * ranks.shares < len(chunks)
+    return [*own, chunks[0]] if lacks and (sharded or not own) else own
+
+
+def _chunks(units: Units, alike: Callable[[Units], Sequence[Units]], size: int) -> list[Units]:
+    return [chunk for part in alike(units) for chunk in micro_batches(part, size)]
 
 
 def _with_idle(batches: Callable[[], Iterable[Batch]], count: int) -> Iterator[Batch]:

@@ -38,7 +38,7 @@ def policy_moves(
     means = mean_losses(
         algorithm,
         models,
-        first_units(plan, estimate_rows(sum(len(units.rows) for units in plan))),
+        measured_units(plan),
         reading=reading,
         micro_batch_size=micro_batch_size,
         ranks=ranks,
@@ -48,6 +48,11 @@ def policy_moves(
     moves |= {name: means[name] for name in ("kl_base",) if name in means}
     _check_finite(moves)
     return moves
+
+
+def measured_units(plan: Sequence[Units]) -> Units:
+    """Return the units of an epoch that the KLs are measured on."""
+    return first_units(plan, estimate_rows(sum(len(units.rows) for units in plan)))
 
 
 def estimate_rows(rows: int) -> int:

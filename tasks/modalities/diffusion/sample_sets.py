@@ -25,7 +25,7 @@ from flowmill.tasks.modalities.diffusion.replay import recompute
 from flowmill.tasks.modalities.diffusion.states import Condition, RowMetadata, clean_latents_of, ends_at, latents_at
 from flowmill.tasks.modalities.gradients import RewardGradients
 from flowmill.tasks.modalities.proximal import Proximal, RowFile, importance_weights
-from flowmill.tasks.modalities.rows import Units, padded, single_rows
+from flowmill.tasks.modalities.rows import Units, padded
 from flowmill.tasks.modalities.sample_set import Correctable, SampleSet, stacked, tensor_of
 from flowmill.tasks.runs.seeds import derive, generator, permutation
 
@@ -85,9 +85,6 @@ class TransitionSet(Correctable):
     def steps(self, rows: np.ndarray) -> np.ndarray:
         return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
 
-    def stale(self, requires: Requirements) -> Units:
-        return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
-
     def changed_policy(self) -> None:
         """Stop using stored predictions, and use stored old log-probs from now on."""
         self._unchanged = False
@@ -138,17 +135,17 @@ class TransitionSet(Correctable):
 
     def _is_own(self, sample: int, position: int) -> bool:
         """Return whether a row's old log-prob is that of the current policy."""
-        corrected = self._proximal is not None and (sample, position) in self._proximal.log_probs
-        return self._unchanged and (corrected or self.ages[sample] == 0)
+        return self._unchanged and (self._proximal is not None or self.ages[sample] == 0)
 
     def _old_log_prob(self, sample: int, position: int) -> float:
-        recomputed = {} if self._proximal is None else self._proximal.log_probs
-        return float(recomputed.get((sample, position), self.reader.log_probs[sample][position]))
+        # A row that a rank reads without having recomputed it would be compared with another policy than elsewhere.
+        if self._proximal is not None and self.ages[sample] > 0:
+            return float(self._proximal.log_probs[sample, position])
+        return float(self.reader.log_probs[sample][position])
 
     def _old_mean(self, sample: int, position: int) -> np.ndarray:
-        recomputed = None if self._proximal is None else self._proximal.means
-        if recomputed is not None and (sample, position) in recomputed:
-            return recomputed[sample, position]
+        if self._proximal is not None and self._proximal.means is not None and self.ages[sample] > 0:
+            return self._proximal.means[sample, position]
         stored: np.ndarray = self.reader.array("means", sample)[position]
         return stored
 

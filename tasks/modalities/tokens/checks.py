@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flowmill.configs.advantages import AdvantageSection
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.refusals import Refusal, never_called, refuse, set_settings
 from flowmill.configs.rewards import RewardSection
@@ -27,6 +28,12 @@ from flowmill.tasks.modalities.tokens.run_prompts import longest_prompt
 from flowmill.tasks.runs.sharding import rollout_cuts
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.turns import last_turn
+
+#: Settings of ``advantage`` that act on advantages of samples.
+_OF_SAMPLES = (
+    *("aggregation", "std", "mean", "mode", "best_of", "clip", "soft_clip"),
+    *("group_mean_min", "group_mean_max", "diversity"),
+)
 
 
 def _settings_of_images(facts: Trained) -> Iterator[Refusal]:
@@ -78,6 +85,14 @@ def _estimator(facts: Trained, estimator: Estimator) -> Iterator[Refusal]:
         if refused:
             where = f"advantage.estimator is '{section.name}', but"
             yield Refusal("advantage.estimator", f"{algorithm} {why}", remedy, where)
+    for name in _OF_SAMPLES if estimator.per_token else ():
+        if getattr(facts.config.advantage, name) != AdvantageSection.model_fields[name].default:
+            yield Refusal(
+                f"advantage.{name}",
+                f"advantage.estimator '{section.name}' gives every token one",
+                "Remove it, or set advantage.estimator to 'group'",
+                f"advantage.{name} acts on advantages of samples, but",
+            )
     in_loss, in_reward = facts.config.optimize.algorithm.options.get("kl_coef", 0.0), getattr(estimator, "kl_coef", 0.0)
     if in_loss and in_reward:
         yield Refusal(
@@ -136,6 +151,18 @@ def _critic(facts: Trained) -> Iterator[Refusal]:
             )
 
 
+def _shared_prompts(facts: Trained) -> Iterator[Refusal]:
+    """Yield a micro-batch that is smaller than a group whose texts share their prompt, and so a forward."""
+    size, group = facts.config.execution.micro_batch_size, facts.group
+    if facts.config.optimize.shared_prompts and facts.requires.unit == "row" and size < group:
+        yield Refusal(
+            "execution.micro_batch_size",
+            f"execution.micro_batch_size is {size}",
+            f"Set it to {group} or more, or optimize.shared_prompts to false",
+            f"with optimize.shared_prompts the {group} texts of a group share a forward, but",
+        )
+
+
 def _steps(config: RunConfig) -> Iterator[Refusal]:
     for setting, _ in set_settings(config, "optimize.replay.steps"):
         yield Refusal(setting, "a text is one row of training, without steps", f"Remove {setting}")
@@ -150,7 +177,7 @@ def check_tokens(plan: RunPlan) -> None:
     if config.critic.path is not None:
         _check_critic(plan, config.critic.path)
     check_advantage(config)
-    refuse(config, chain(compared_rows(facts), _steps(config)))
+    refuse(config, chain(compared_rows(facts), _shared_prompts(facts), _steps(config)))
     check_replay(config, plan.requires)
 
 

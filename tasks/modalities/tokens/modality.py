@@ -42,7 +42,7 @@ from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, forwards
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.modalities.tokens.sample_sets import TextSet
-from flowmill.tasks.modalities.tokens.text import stored_text
+from flowmill.tasks.modalities.tokens.text import FINISHES, chosen_lengths, stored_text
 from flowmill.tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.turns import last_turn
@@ -64,6 +64,11 @@ class Tokens(Modality):
     def longest(self, config: RunConfig) -> int:
         """Return the maximum tokens of a completion, over all turns."""
         return tokens_of(config).max_new * last_turn(config)
+
+    def truncated(self, config: RunConfig, shard: TrajectoryShard, row: int) -> bool:
+        """Return whether a text did not end by itself; of turns before the last, only the tokens are stored."""
+        finish, lengths = shard.array("finish", row), chosen_lengths(shard.array("token_mask", row))
+        return FINISHES[int(finish[0])] == "length" or max(lengths[:-1], default=0) >= tokens_of(config).max_new
 
     def check(self, plan: RunPlan) -> None:
         check_tokens(plan)

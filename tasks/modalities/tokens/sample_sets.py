@@ -23,7 +23,7 @@ from flowmill.tasks.algorithms.base import Batch, Requirements, expect
 from flowmill.tasks.algorithms.tokens import TokenBatch, TokenModels
 from flowmill.tasks.modalities.proximal import Proximal, importance_weights
 from flowmill.tasks.modalities.reader import RaggedArray
-from flowmill.tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
+from flowmill.tasks.modalities.rows import Units, joint_rows, micro_batches, padded
 from flowmill.tasks.modalities.sample_set import Correctable
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, padded_rows
 from flowmill.tasks.modalities.tokens.run_prompts import RunPrompts
@@ -64,6 +64,7 @@ class TextSet(Correctable):
         self._read, self._shares_prompts = read, shares_prompts
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
+        self._corrected = False
         columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
         self._by_token = {name: RaggedArray(each) for name, each in columns.items() if each.null_count < len(each)}
 
@@ -94,9 +95,6 @@ class TextSet(Correctable):
         counts = self.reader.log_probs.sizes[units.rows[:, 0]]
         self._share = len(units.rows) / max(1, int(counts.sum()))
 
-    def stale(self, requires: Requirements) -> Units:
-        return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
-
     @torch.no_grad()
     def recompute(
         self, stale: Units, models: TokenModels, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
@@ -116,20 +114,25 @@ class TextSet(Correctable):
         """Set the importance weights of texts of older policies: the geometric mean of their tokens' ratios."""
         behavior = self.reader.log_probs
         gaps = {key: value - float(behavior[key[0]].mean()) for key, value in proximal.log_probs.items()}
-        self._importance = importance_weights(gaps, section)
+        self._importance, self._corrected = importance_weights(gaps, section), True
 
     def _batch(self, units: Units, size: int) -> TokenBatch:
         return expect(self.batch(units, padded(len(units.rows), size)), TokenBatch)
 
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> TokenBatch:
         samples, device = rows[:, 0].tolist(), self.device
-        corrected = np.array([sample in self._recomputed for sample in samples])
+        fresh = self.ages[samples] == 0
         assert self._read is not None
         ids = padded_rows([self._tokens(sample, self._read) for sample in samples], device, self._read.widths)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         numbers = partial(chosen_rows, ids.shape[1], masks, device=device)
         behavior = [self.reader.log_probs[sample] for sample in samples]
-        old = [self._recomputed.get(sample, log_probs) for sample, log_probs in zip(samples, behavior, strict=True)]
+        old = behavior
+        if self._corrected:
+            old = [
+                log_probs if new else self._recomputed[sample]
+                for sample, log_probs, new in zip(samples, behavior, fresh, strict=True)
+            ]
         sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
         tables = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
         by_token = {
@@ -149,7 +152,7 @@ class TextSet(Correctable):
             behavior_log_probs=numbers(behavior),
             sampled_log_probs=numbers(sampled),
             share=torch.full((len(samples),), self._share, device=device),
-            own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),
+            own=moved(torch.from_numpy(self._unchanged & (fresh | self._corrected)), device),
             **fields,
         )
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from flowmill.configs.errors import CorruptError
 from flowmill.models.text.continuations import part_text
 from flowmill.storage.trajectories.base import TrajectoryShard
@@ -45,6 +47,12 @@ class Stops:
     def _in(self, stop: Sequence[str], ids: Sequence[int], *, skip: bool) -> bool:
         text = part_text(self.tokenizer, ids, skip_special_tokens=skip) if stop else ""
         return any(each in text for each in stop)
+
+
+def chosen_lengths(mask: np.ndarray) -> list[int]:
+    """Return the number of tokens that the policy chose in each turn, from the mask of chosen ones (L,)."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return [int(length) for length in edges[1::2] - edges[::2]]
 
 
 def completed_text(tokenizer: Any, ids: Sequence[int]) -> str:

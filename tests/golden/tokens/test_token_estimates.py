@@ -147,6 +147,18 @@ def test_explained_variance_and_the_adaptive_coefficient(folder: Path) -> None:
         assert found == pytest.approx(case.arrays["coef"].tolist(), rel=1e-9), name
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("horizon", [1e-3, 100.0, 10_000.0])
+def test_the_coefficient_of_a_kl_stays_positive_after_epochs_of_any_size(kl: float, horizon: float) -> None:
+    for samples in (1, 1024, 65_536, 10**9):
+        coef, change = 0.05, (-0.2 if kl < 1 else 0.2) * min(samples / horizon, 1)
+        for _ in range(20):
+            following = adapted_kl_coef(coef, kl, target=1.0, samples=samples, horizon=horizon)
+            assert following == pytest.approx(coef * (1 + change))
+            assert following > 0
+            coef = following
+
+
 def test_gae_by_hand() -> None:
     """Three tokens with a gap after the first: deltas are crossed over it, without decay."""
     mask = torch.tensor([[True, False, True, True]])

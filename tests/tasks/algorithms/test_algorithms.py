@@ -6,12 +6,15 @@ The algorithms and their options are those of cases.py.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.registry import Table, create, resolve
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.diffusion import ForwardBatch, TransitionBatch
 from flowmill.tasks.algorithms.tokens import TokenBatch
@@ -125,8 +128,9 @@ def test_tokens_of_rewarded_texts_become_likelier_and_those_of_others_not(name: 
     loss = algorithm.loss(rows, Fixed(log_probs.requires_grad_(), reference)).loss
     (slope,) = torch.autograd.grad((loss * rows.weights).sum(), log_probs)
     expected = -torch.sign(rows.advantages * rows.weights)[:, None] * MASK
-    # Supervised training has nothing to say of texts that were not rewarded.
-    assert torch.equal(torch.sign(slope), expected.clamp(max=0) if name == "sft" else expected)
+    if algorithm.requires.desired:
+        expected = -rows.weights[:, None] * MASK
+    assert torch.equal(torch.sign(slope), expected)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +161,31 @@ def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: s
         assert torch.sign(change).tolist() == torch.sign(vector(advantages)).tolist()
         found.append(slope)
     torch.testing.assert_close(found[0][2:], -found[1][2:], rtol=1e-6, atol=1e-9)
+
+
+def accepted(table: Table) -> list[tuple[str, Options]]:
+    """Return the algorithms with each option at the numbers of 0 and below that it accepts, alone."""
+    found = []
+    for name in table:
+        for option in dataclasses.fields(resolve(table, name, label="algorithm")):
+            normalization = {"normalization": "constant"} if option.name == "constant" else {}
+            for value in (-5, -5.0, 0, 0.0) if option.init else ():
+                options = {option.name: value, **normalization}
+                with suppress(ConfigError):
+                    create(table, name, options, label="algorithm")
+                    found.append((name, options))
+    return found
+
+
+@pytest.mark.parametrize(("name", "options"), accepted(ALGORITHMS), ids=str)
+def test_no_number_of_an_option_reverses_what_is_learned(name: str, options: Options) -> None:
+    if make(name, options).requires.advantages:
+        test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name, options)
+
+
+@pytest.mark.parametrize(("name", "options"), accepted(TOKEN_ALGORITHMS), ids=str)
+def test_no_number_of_an_option_reverses_what_is_learned_of_texts(name: str, options: Options) -> None:
+    test_tokens_of_rewarded_texts_become_likelier_and_those_of_others_not(name, options)
 
 
 @pytest.mark.parametrize(("name", "options"), REWARDED, ids=str)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.registry import create, resolve
+from flowmill.configs.registry import Table, create, resolve
 from flowmill.models.maths import KERNELS, PLANS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
@@ -106,7 +106,7 @@ STATED = {
         KTO.beta KTO.desired_weight KTO.undesired_weight RatioClip.clip_high TokenKTO.beta
         TokenKTO.desired_weight TokenKTO.undesired_weight
         LateStates.count NFT.beta NFT.scale PPO.value_clip Precise.noise_level RAM.multiplier ReFL.scale ReFL.steps
-        RewardGradient.strength Subset.count TokenDPO.beta Window.epochs_per_shift Window.size
+        RewardGradient.strength Subset.count TokenDPO.beta TokenGRPO.constant Window.epochs_per_shift Window.size
         Window.stride""",
     ">= 0": """
         FDFO.kl_coef KL.kl_coef LateStates.low TokenDPO.likelihood TokenGRPO.kl_coef VelocityKL.ema_kl_coef
@@ -117,8 +117,9 @@ STATED = {
     ">= 0, <= 1": "DPO.winner_margin",
     ">= 0, < 0.5": "TokenDPO.label_smoothing",
     "any number": """
-        BranchEveryStep.steps CRD.temperature DirectAlign.denoising DirectAlign.inverting DirectAlign.margin
-        LateStates.high ReFL.margin Subset.candidates TokenGRPO.constant TokenGRPO.tis TokenGRPO.tis_low Window.high""",
+        BranchEveryStep.steps CRD.temperature DirectAlign.margin
+        LateStates.high ReFL.margin Subset.candidates TokenGRPO.tis TokenGRPO.tis_low Window.high""",
+    "> -1": "DirectAlign.denoising DirectAlign.inverting",
     "base | average": "KL.kl_reference",
     "bounded | linear": "RewardGradient.target",
     "clip": "RLOO.surrogate",
@@ -155,19 +156,36 @@ def test_types_of_options_state_their_bounds_and_choices() -> None:
     assert found == {limits: set(names.split()) for limits, names in STATED.items()}
 
 
+#: Their rollout policy may follow the trained one slowly.
+DECAYING = sorted(name for name in ALGORITHMS if "decay" in resolve(ALGORITHMS, name, label="x").__dataclass_fields__)
+#: Decays that would be 0 after every epoch, or leave 0 to 1.
+DECAYS: list[dict[str, Any]] = [
+    *({"speed": 1}, {"rate": 0.01}, {"start": 0.5}, {"flat": 5}, {"maximum": 0.5}, {"flat": 5, "maximum": 0.5}),
+    *(
+        {"rate": -1, "maximum": 0.5},
+        {"start": -0.1, "rate": 1, "maximum": 0.5},
+        {"flat": -1, "rate": 1, "maximum": 0.5},
+    ),
+    *({"start": 1.5, "maximum": 1.5}, {"rate": 0.1, "maximum": 1.0}, {"rate": 0.1, "maximum": -0.5}),
+]
 FORWARD_ALGORITHMS = ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align")
 #: Rules that no type states: component, option, values that are allowed, values that are refused.
 RULES: list[tuple[str, str, str, list[Any], list[Any]]] = [
-    *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd", "ram")],
+    *[("algorithm", name, "decay", [{}, {"rate": 0.1, "maximum": 0.5}], DECAYS) for name in DECAYING],
     ("algorithm", "refl", "truncate", [False], [True]),
     ("algorithm", "direct_align", "positive", [()], [("Real",)]),
     ("algorithm", "direct_align", "negative", [()], [("Oil",)]),
-    ("algorithm", "direct_align", "denoising", [(0.1, 0.2)], [(0.1,)]),
+    ("algorithm", "direct_align", "denoising", [(0.1, 0.25)], [(0.1,), (-1.0, 0.2)]),
 ]
 TIMES: list[dict[str, Any]] = [
     *({"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}),
     *({"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}),
     *({"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}),
+    *(
+        {"kind": kind, **bound}
+        for kind in ("grid", "logit_normal", "timesteps")
+        for bound in ({"low": 0.1}, {"high": 0.9})
+    ),
 ]
 RULES += [
     ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], TIMES) for name in FORWARD_ALGORITHMS
@@ -183,10 +201,31 @@ def test_rules_that_no_type_states(label: str, name: str, option: str, allowed: 
             create(TABLES[label], name, {option: value}, label=label)
 
 
+#: Components, options that act only with others, and these.
+BELONGING: list[tuple[Table, str, dict[str, Any], dict[str, Any]]] = [
+    *[(TOKEN_ALGORITHMS, name, {"tis_low": 0.5}, {"tis": 2.0}) for name in ("grpo", "dapo", "ppo")],
+    (TOKEN_ALGORITHMS, "grpo", {"tis_outside": "mask"}, {"tis": 2.0}),
+    (TOKEN_ALGORITHMS, "grpo", {"constant": 4}, {"normalization": "constant"}),
+    (ALGORITHMS, "direct_align", {"denoising": [0.3, 0.3]}, {"positive": ["a"], "negative": ["b"], "step": 0.01}),
+    (ALGORITHMS, "direct_align", {"inverting": [0.3, 0.3]}, {"positive": ["a"], "negative": ["b"], "step": 0.01}),
+    (ALGORITHMS, "crd", {"public_pools": True}, {"temperature": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("table", "name", "options", "others"), BELONGING)
+def test_options_without_those_that_they_belong_to_are_refused(
+    table: Table, name: str, options: dict[str, Any], others: dict[str, Any]
+) -> None:
+    create(table, name, {**options, **others}, label="algorithm")
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        create(table, name, options, label="algorithm")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
         ("nft", {"decay": {"speed": 1}}, "option 'decay' has no option 'speed'"),
+        ("ram", {"decay": {"rate": 0.1}}, "option 'decay': maximum is 0, so that d always is"),
         ("nft", {"times": {"kind": "often"}}, "option 'times': kind is 'often'; it must be 'stratified'"),
         ("awm", {"times": {"power": 2}}, "only acts on kind 'power'"),
     ],
@@ -237,8 +276,8 @@ def test_what_algorithms_ask_for() -> None:
     assert asked("dgpo", times=times) == Requirements(
         **forward, times=still, unit="group", reference=True, behavior=True, decay=BehaviorDecay()
     )
-    assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
-        **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)
+    assert asked("crd", times=times, decay={"rate": 0.1, "maximum": 0.5}) == Requirements(
+        **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1, maximum=0.5)
     )
     assert asked("v_grpo", times=times) == Requirements(
         **forward, approx_kl=True, times=shared, behavior=True, decay=BehaviorDecay()

@@ -115,6 +115,7 @@ CASES = {
         advantage.kl_gate=0.5; advantage.kl_coef=0.1
         advantage.group_mean_min=2; advantage.group_mean_max=1
         optimize.replay={steps: 50}; optimize.algorithm={name: dpo}
+        optimize.replay={max_importance: 5}; optimize.algorithm={name: nft}; rollout.plan=final
         optimize.replay={steps: 8}
     """,
     "tiny_flux1": """
@@ -150,9 +151,12 @@ CASES = {
         optimize.algorithm={name: rloo}
         optimize.replay={epochs: 0, steps: 2}
         advantage.mean=global
+        execution.micro_batch_size=2
+        optimize.shared_prompts=false; optimize.algorithm=dpo; execution.micro_batch_size=1
     """,
     "addition_ppo": """
         advantage.estimator=rloo
+        advantage.mode=positive_only
         critic.backbone=policy
         critic={backbone: policy, log_probs: false, path: elsewhere}
     """,

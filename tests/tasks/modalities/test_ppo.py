@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from flowmill.configs.advantages import AdvantageSection
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
@@ -21,7 +22,8 @@ from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.export.checkpoint import export_checkpoint
 from flowmill.tasks.metrics.evaluations import evaluation_figures
-from flowmill.tasks.metrics.samples import artifact_table
+from flowmill.tasks.metrics.samples import rows_of
+from flowmill.tasks.modalities.tokens.text import FINISHES
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.specs.graph import Node
@@ -41,6 +43,27 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
 def files_of(context: RunContext, epoch: int) -> Path:
     ref = context.policy_ref(epoch)
     return context.store.folder(ref, context.store.shards(ref)[0])
+
+
+#: Settings of ``advantage`` that act with an estimator of tokens, and details of others that are refused.
+OF_TOKENS = {"estimator", "informative", "overlong"}
+DETAILS = {"epsilon", "floor", "unbiased", "buffer", "min_count"}
+OF_SAMPLES = dict(
+    each.split("=")
+    for each in "aggregation=gdpo std=global mean=leave_one_out mode=positive_only best_of=2 clip=3 soft_clip=3 "
+    "group_mean_min=0.1 group_mean_max=0.9 diversity=x kl_coef=0.1 kl_gate=0.5".split()
+)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "reinforce", "reinforce_plus_plus"])
+def test_settings_of_advantages_of_samples_are_refused_next_to_those_of_tokens(tmp_path: Path, estimator: str) -> None:
+    assert AdvantageSection.model_fields.keys() == OF_TOKENS | DETAILS | OF_SAMPLES.keys()
+    algorithm = f"optimize.algorithm={'ppo' if estimator == 'gae' else 'grpo'}"
+    settings = (algorithm, f"advantage.estimator={estimator}")
+    check_config(texts_config(tmp_path, *settings), rewards=False)
+    for name, value in OF_SAMPLES.items():
+        with pytest.raises(ConfigError, match=rf"advantage\.{name}"):
+            check_config(texts_config(tmp_path, *settings, f"advantage.{name}={value}"), rewards=False)
 
 
 def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
@@ -265,14 +288,16 @@ def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path) ->
         run_epoch(context, 1)
         table = stage_rows(context, 1, "advantage")
         rolled = context.chain.require(1, "rollout").ref
-        samples = artifact_table(context.store, rolled).select(["sample_id", "log_probs"]).to_pylist()
-        lengths = {row["sample_id"]: len(row["log_probs"]) for row in samples}
-        found.append({row["sample_id"]: (lengths[row["sample_id"]], row["reward"]) for row in table.to_pylist()})
+        samples = {sample: (shard, row) for sample, shard, row in rows_of(context.store, rolled, None)}
+        found.append({row["sample_id"]: (*samples[row["sample_id"]], row["reward"]) for row in table.to_pylist()})
     plain, punished, excluded = found
-    assert {length for length, _ in plain.values()} > {4}, "some end by themselves"
-    for sample, (length, reward) in plain.items():
-        assert punished[sample][1] == pytest.approx(reward - 0.2 * max(0, length - 1), abs=1e-6)
-        assert excluded[sample][1] == (None if length == 4 else pytest.approx(reward))
+    ends = set()
+    for sample, (shard, row, reward) in plain.items():
+        length, finish = len(shard.table.column("log_probs")[row].as_py()), FINISHES[shard.array("finish", row)[0]]
+        ends.add((length, finish))
+        assert punished[sample][2] == pytest.approx(reward - 0.2 * max(0, length - 1), abs=1e-6)
+        assert excluded[sample][2] == (None if finish == "length" else pytest.approx(reward))
+    assert ends >= {(2, "eos"), (4, "eos"), (4, "length")}, "some end by themselves, some with the last token"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])

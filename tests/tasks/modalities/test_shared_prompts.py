@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from flowmill.models.weights.stored_weights import on_meta
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.modalities.tokens import sample_sets
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import prepare, run_epoch
+from tests.support.inside import collect, prepare, run_epoch, training_data
 from tests.support.language_models import texts_config, write_language_model
+from tests.tasks.algorithms.cases import make_token
 
 SHARED = "optimize.shared_prompts=true"
 #: Tokens of the prompt of each group, and of its completions.
@@ -167,6 +170,23 @@ def test_results_depend_neither_on_shards_nor_on_a_restart(tmp_path: Path, algor
         )
         found.append(trained(prepare(config), 2))
     assert all(torch.equal(found[0][name], each) for name, each in found[1].items())
+
+
+def test_check_refuses_micro_batches_that_are_smaller_than_the_units_of_training(tmp_path: Path) -> None:
+    context = prepare(texts_config(tmp_path))
+    collect(context)
+    samples: Any = training_data(context).samples()
+    for algorithm, together in (("grpo", 4), ("dpo", 2)):
+        requires = replace(make_token(algorithm, {}).requires, zero_advantages=True)
+        for samples._shares_prompts in (False, True):
+            largest = max(samples.units(requires).sizes)
+            for size in range(1, 5):
+                shared = f"optimize.shared_prompts={str(samples._shares_prompts).lower()}"
+                settings = (f"optimize.algorithm={algorithm}", shared, f"execution.micro_batch_size={size}")
+                refused = nullcontext() if size >= largest else pytest.raises(ConfigError, match="micro_batch_size is")
+                with refused:
+                    check_config(texts_config(tmp_path, *settings), rewards=False)
+        assert largest == together
 
 
 @pytest.mark.parametrize(

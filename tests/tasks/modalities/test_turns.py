@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,8 +27,10 @@ from flowmill.tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
 from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
 from flowmill.tasks.metrics.samples import rows_of, stored_sample
 from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.modalities.tokens.modality import Tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.modalities.tokens.run_prompts import Comments, read_prompts
+from flowmill.tasks.modalities.tokens.text import FINISHES
 from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.reports.trace import trace_sample
 from flowmill.tasks.runs.context import RunContext
@@ -35,7 +38,7 @@ from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch, stage_rows, stage_run, summary_of
-from tests.support.language_models import drawn_texts_data
+from tests.support.language_models import drawn_texts_data, texts_config
 from tests.support.vision_classes import drawn_vision_data
 
 
@@ -281,3 +284,31 @@ def test_a_comment_holds_remark_and_score_and_a_mark_is_not_drawn(tiny_base: Pat
     assert render is not None
     section = render.model_copy(update={"turns": turns})
     assert [section.drawn(text) for text in ("a cat DONE", "DONE")] == ["a cat", ""]
+
+
+def test_a_turn_that_was_truncated_is_found_whatever_the_others(tmp_path: Path) -> None:
+    config, shard = texts_config(tmp_path), Mock()
+    # Tokens of two prompts, of a first turn, of a comment and of a second turn; at most 4 a turn.
+    for first, second, finish, truncated in (
+        *((4, 1, "eos", True), (3, 4, "length", True), (3, 4, "eos", False), (1, 3, "stop", False)),
+        *((0, 4, "eos", False), (0, 4, "length", True)),
+    ):
+        arrays = {"token_mask": np.repeat([0, 1, 0, 1], [2, first, 3, second]).astype(np.uint8)}
+        arrays["finish"] = np.array([FINISHES.index(finish)], np.uint8)
+        shard.array = lambda name, row, arrays=arrays: arrays[name]
+        assert Tokens().truncated(config, shard, 0) == truncated
+
+
+def test_samples_that_are_left_out_do_not_return_in_running_statistics(tmp_path: Path) -> None:
+    settings = ["advantage.std=running", "advantage.buffer=64", "advantage.min_count=1", "run.epochs=2"]
+    settings += ["advantage.overlong={buffer: 1, factor: 0, exclude: true}", "rollout.prompts_per_epoch=10"]
+    context = prepare(texts_config(tmp_path, *settings))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    first, second = (stage_rows(context, epoch, "advantage").to_pylist() for epoch in (1, 2))
+    assert any(row["reward"] is None for row in first)
+    for row in filter(lambda row: row["reward"] is not None, second):
+        pool = [each["reward"] for each in (*first, *second) if each["prompt_id"] == row["prompt_id"]]
+        rewards = np.array([reward for reward in pool if reward is not None])
+        expected = (row["reward"] - rewards.mean()) / (rewards.std() + 1e-4) if rewards.std() > 1e-6 else 0
+        assert row["advantage"] == pytest.approx(np.clip(expected, -5, 5), abs=1e-4)

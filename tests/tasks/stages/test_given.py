@@ -252,7 +252,8 @@ def test_a_finished_run_goes_on_if_its_samples_change(given: Make, tmp_path: Pat
         ("dpo", rated(), "no prompt has two samples of different ratings, and optimize.algorithm 'dpo' compares"),
         ("dpo", [{**row, "prompt": '"00"', "stars": 5} for row in rated()], "no prompt has two samples of different"),
         ("kto", [{**row, "stars": 3} for row in rated()], "all ratings are neutral .* 'kto' learns nothing"),
-        ("sft", [{**row, "stars": 3} for row in rated()], "all ratings are neutral .* 'sft' learns nothing"),
+        ("sft", [{**row, "stars": 3} for row in rated()], "no sample is chosen or rated above .* 'sft' trains on such"),
+        ("sft", [{**row, "stars": 1} for row in rated()], "no sample is chosen or rated above .* 'sft' trains on such"),
     ],
 )
 def test_ratings_that_train_nothing_are_refused(

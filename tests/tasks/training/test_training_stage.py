@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from flowmill.tasks.algorithms.grpo import GRPO
 from flowmill.tasks.inputs.weight_sources import policy_folder
 from flowmill.tasks.modalities.rows import Units, micro_batches
+from flowmill.tasks.modalities.sample_set import Correctable, SampleSet
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.stages.optimize import OptimizeStage
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import checkpoints
@@ -25,6 +28,7 @@ from flowmill.tasks.training import epoch as training
 from flowmill.tasks.training.loop import run_updates
 from flowmill.tasks.training.state import read_state
 from tests.support.inside import Make, collect, make_stage, prepare, run_epoch, training_data, updates_of
+from tests.support.language_models import texts_config
 
 
 def optimize(context: RunContext, epoch: int) -> OptimizeStage:
@@ -89,6 +93,79 @@ def test_a_replayed_epoch_is_an_input(make_config: Make) -> None:
         context.policy_ref(1),
         *(chain.require(epoch, name).ref for epoch in (2, 1) for name in ("rollout", "advantage")),
     )
+
+
+class Unheard(Ranks):
+    """A rank whose sums are its own."""
+
+    def _reduce(self, values: torch.Tensor, operation: Any) -> torch.Tensor:
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        # Other ranks have rows, and so names of figures, where this one has none.
+        return [value, ["loss", "approx_kl"]] if isinstance(value, list) else [value] * self.world
+
+
+STALE: dict[str, list[str]] = {
+    "grpo": [],
+    "flow_dppo": ["optimize.algorithm=flow_dppo", "optimize.inner_epochs=2"],
+    # Of a pair, one has advantage 0.
+    "fdfo": [
+        "optimize.algorithm=fdfo",
+        "rollout.plan={name: all, options: {keep_final: true}}",
+        "rollout.same_noise=true",
+        "rollout.sampler={name: cps, options: {noise_level: 0.1}}",
+        "rollout.own_noise=0.1",
+        "advantage.mode=positive_only",
+    ],
+    "texts": [],
+    "shared prompts": ["optimize.shared_prompts=true"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STALE)
+def test_a_row_is_compared_with_one_policy_on_all_ranks_and_until_the_last_measurement(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    make = make_config if case in ("grpo", "flow_dppo", "fdfo") else partial(texts_config, tmp_path)
+    settings = ["optimize.replay={epochs: 1}", "optimize.updates_per_epoch=4", "execution.micro_batch_size=8"]
+    context = prepare(make(*settings, *STALE[case]))
+    run_epoch(context, 1)
+    collect(context, 2)
+    stage = optimize(context, 2)
+    old: dict[tuple[int, int], list[float]] = {}
+    correcting, recomputed, read = list[bool](), set[tuple[int, int]](), SampleSet.batch
+
+    def noted(self: SampleSet, units: Units, size: int) -> Any:
+        batch: Any = read(self, units, size)
+        for key, before, row in zip(batch.keys, batch.old_log_probs, range(size), strict=True):
+            values = before[batch.mask[row]].tolist() if hasattr(batch, "mask") else [float(before)]
+            if correcting:
+                assert key in recomputed or batch.age[row] == 0
+                assert old.setdefault(key, values) == pytest.approx(values, rel=1e-4, abs=1e-5)
+            else:
+                recomputed.add(key)
+        return batch
+
+    monkeypatch.setattr(SampleSet, "batch", noted)
+    for kind in Correctable.__subclasses__():
+
+        def corrected(self: Any, *values: Any, correct: Any = kind.correct) -> None:
+            correct(self, *values)
+            correcting.append(True)
+
+        monkeypatch.setattr(kind, "correct", corrected)
+    for rank, world in ((0, 1), (0, 2), (1, 2), (2, 3)):
+        correcting.clear()
+        recomputed.clear()
+        stage.host.ranks = Unheard(rank, world)
+        folder = tmp_path / f"{rank} of {world}"
+        folder.mkdir()
+        data = training_data(context, 2)
+        with training.TrainingEpoch(data, stage.host, stage.ref).updates(folder, {}) as (run, *_):
+            run()
+        assert set(old) == {*map(tuple, data.samples(stage.host).units(data.algorithm.requires).rows.tolist())}
 
 
 def handed_models(monkeypatch: pytest.MonkeyPatch) -> list[DiffusionModels]:
