@@ -2,8 +2,8 @@
 
 Every stage of every epoch has one expected artifact: the fingerprint of its options under the config and of the
 expected artifacts upstream. A lineage record counts only if it names that artifact; every other record is a side
-result. Attempts at the same work with equal rows count as one artifact, the first of them. So a forced repetition with
-an equal result makes no dependent stage stale.
+result. A run's attempts at the same work with equal rows count as one artifact, the first of them. So a forced
+repetition with an equal result makes no dependent stage stale.
 """
 
 from __future__ import annotations
@@ -199,20 +199,20 @@ class Chain:
         return [entry for entry in self.run.entries_of(*node) if entry.ref.fingerprint == ref.fingerprint]
 
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
-        """Return the first attempt with the same content as the newest.
+        """Return the run's first attempt with the same content as its newest.
 
-        An earlier attempt without its manifest may have the same content; only making it again shows that.
+        Attempts that only other runs have do not count: which of them are complete depends on their progress, and what
+        this run computed from its own would no longer belong to it. An earlier attempt without its manifest may have
+        the same content; only making it again shows that.
         """
         attempts = [entry.ref for entry in self._attempts(node, plain)]
         if not attempts or attempts[-1] == plain:
             return attempts[-1] if attempts else plain
-        store = self.store
-        newest = store.manifest(attempts[-1])
-        for number in range(1, attempts[-1].number):
-            attempt = plain.attempt(number)
-            earlier = store.manifest(attempt)
-            if newest is None or (earlier is None and attempt not in attempts):
-                continue
+        newest = self.store.manifest(attempts[-1])
+        for attempt in sorted(attempts, key=lambda each: each.number):
+            if newest is None or attempt.number >= attempts[-1].number:
+                break
+            earlier = self.store.manifest(attempt)
             if earlier is None or same_content(earlier, newest):
                 return attempt
         return attempts[-1]
