@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,6 +39,7 @@ from flowmill.tasks.reports.trace import trace_sample
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.repairs import makers
+from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.stages.stage_run import StageRun
 from pages import schema_page
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
@@ -514,6 +516,35 @@ def test_the_commands(context: RunContext, flowmill: FlowmillCommand, tmp_path: 
     assert "set aside below quarantine/" in repaired.stdout
     assert flowmill("store", "verify", "--deep", "--root", root).returncode == 0
     assert flowmill("store", "digest", "small", "--root", root).stdout.strip() == expected
+
+
+def test_copies_keep_and_restore_files_that_were_removed(context: RunContext, tmp_path: Path) -> None:
+    """No order of copies and removals makes either store read less than before the copy."""
+    archive, late = (ArtifactStore(str(tmp_path / name)) for name in ("archive", "late"))
+    copy = partial(copy_run, run="small", progress=lambda *about: None)
+
+    def files(store: ArtifactStore) -> dict[str, bytes]:
+        top = Path(store.root.uri)
+        below = (path for ref in context.run.named() for path in (top / ref.path).rglob("*") if path.is_file())
+        return {str(path.relative_to(top)): path.read_bytes() for path in below}
+
+    copy(context.store, archive)
+    whole = files(archive)
+    removals = plan_removals(context.store, Retention(keep_epochs=0, stages=[*STAGES], older_than_s=0))
+    refs = [ArtifactRef.parse(each.label) for each in removals if each.trace]
+    assert {"trajectories", "rewards", "advantages"} <= {ref.kind for ref in refs}
+    for removal in removals:
+        remove(context.store, removal)
+    for target in (archive, late):
+        copy(ArtifactStore(context.store.root.uri), target)
+    assert files(archive) == whole
+    assert all(late.removed(ref) and not archive.removed(ref) for ref in refs)
+    for store in (late, ArtifactStore(context.store.root.uri)):
+        assert copy(archive, store)["shards"] >= len(refs)
+        assert files(store).items() >= whole.items()
+        assert not any(store.removed(ref) for ref in refs)
+        assert verify_store(store, deep=True)["problems"] == []
+        assert copy(archive, store)["shards"] == 0
 
 
 def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory, tmp_path: Path) -> None:
