@@ -95,8 +95,14 @@ class Chain:
         return entry
 
     def trained(self) -> int:
-        """Return the newest epoch whose training is done and counts; 0 if there is none."""
-        newest = max((entry.epoch for entry in self.run.entries() if entry.stage == "optimize"), default=0)
+        """Return the newest epoch whose training is done and counts; 0 if there is none.
+
+        Epochs after the last one of the run's own config, which may have been rewound, do not count.
+        """
+        own = self.run.config()
+        last = self.config.run.epochs if own is None else int(own["run"]["epochs"])
+        trained = (entry.epoch for entry in self.run.entries() if entry.stage == "optimize")
+        newest = max((epoch for epoch in trained if epoch <= last), default=0)
         return next((epoch for epoch in range(newest, 0, -1) if self.find(*policy_after(epoch))), 0)
 
     def _missing(self, epoch: int, stage: str, slot: str) -> str:

@@ -82,9 +82,11 @@ def _longer(context: RunContext, epochs: int) -> RunConfig:
 
 
 def _last(context: RunContext, stage: str, done: int) -> int:
-    """Return the newest epoch, from the last trained one on, that has a stage for all rewards."""
+    """Return the newest epoch of the run, from the last trained one on, that has a stage for all rewards."""
     slots = [node.slot for node in context.plan.of_stage(done + 1, stage)] or [""]
     epoch = done
-    while all(context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots):
+    while epoch < context.config.run.epochs and all(
+        context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots
+    ):
         epoch += 1
     return epoch

@@ -174,6 +174,6 @@ def test_a_stopped_request_for_further_epochs_leads_to_the_same_number(make_conf
     assert advanced(longer, 2) == 5, "all is there, though nothing recorded the end"
     note_state(longer, "done")
     assert (advanced(longer, 2), understood(asked).note) == (5, None)
-    begin_run(make_config("run.epochs=1"))
+    begin_run(make_config("run.epochs=2"))
     note_state(longer, "stopped")
-    assert advanced(longer, 2) == 5, "a run that ends earlier since has no request to go on with"
+    assert advanced(longer, 2) == 4, "a run that ends earlier since has no request to go on with"
