@@ -31,6 +31,8 @@ class Retention:
     """Stages whose files of earlier epochs are removed."""
     runs: Collection[str] = ()
     """Runs that ``keep_epochs`` applies to; all when empty."""
+    needed: Collection[str] = ()
+    """Artifacts, ``kind/id``, that unfinished runs still read: ``keep_epochs`` keeps them."""
     older_than_s: float = 86400.0
     """Minimum age of removed artifacts that no run names, as a running process may still register younger ones, and of
     unfinished files of other machines."""
@@ -127,7 +129,7 @@ def _past(remaining: Mapping[str, RunFolder], retention: Retention) -> set[str]:
     if retention.keep_epochs is None:
         return set()
     past: set[str] = set()
-    needed: set[str] = set()
+    needed = set(retention.needed)
     for name, run in remaining.items():
         # No stage makes judgments of people again.
         needed.update(map(str, run.rated()))

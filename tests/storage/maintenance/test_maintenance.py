@@ -22,7 +22,7 @@ from flowmill.configs.errors import (
     StoreError,
     TrustError,
 )
-from flowmill.flows.cli.store import repair
+from flowmill.flows.cli.store import gc, repair
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -34,16 +34,18 @@ from flowmill.storage.maintenance.quarantine import leave_trace, quarantine
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.maintenance.verify import find_problems, verify_store
 from flowmill.storage.trajectories.tables import TABLES
+from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.reports.dataset import FORMATS, export_run
 from flowmill.tasks.reports.trace import trace_sample
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.repairs import makers
+from flowmill.tasks.runs.staleness import is_complete
 from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.stages.stage_run import StageRun
 from pages import schema_page
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage
 
 
 @pytest.fixture
@@ -327,6 +329,28 @@ def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
     assert [removal.label for removal in removals] == [rollouts[1]], "epoch 4 trains on epochs 2 and 3 too"
     remove(store, removals[0])
     run_epoch(open_run(store.root.uri, "replays"), 4)
+
+
+@pytest.mark.parametrize("forced", [True, False], ids=["stale", "not evaluated"])
+def test_files_that_an_unfinished_run_reads_stay(make_config: ConfigFactory, forced: bool) -> None:
+    """A stage that was made again makes epochs behind it stale; evaluations read policies of earlier epochs."""
+    reward = "tests.support.rewards:Restless"
+    config = make_config(f"rewards=[{{name: '{reward}'}}]", "run.epochs=2", "evaluate.every=1")
+    context = prepare(config)
+    remember(config)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    store, chain = context.store, context.chain
+    before = {stage: chain.require(1, stage).ref for stage in ("rollout", "advantage", "optimize")}
+    if forced:
+        run_stage(context, "score", 1, reward, force=True)
+    gc(root=store.root.uri, keep_epochs=1, stage=[*before], older_than=0.0, delete=True)
+    needed = {"rollout"} if forced else {"optimize"}
+    assert {stage for stage, ref in before.items() if not store.removed(ref)} == needed
+    again = begin_run(config)
+    for node in again.chain.nodes():
+        run_stage(again, node.stage, node.epoch, node.slot)
+    assert is_complete(open_run(store.root.uri, "small", reads=True).chain)
 
 
 @pytest.mark.campaign_cases("optimize")
