@@ -90,7 +90,7 @@ def start(
         rewind: shorten a run that has more epochs than the config; otherwise it keeps them.
 
     Raises:
-        FlowmillError: a setting cannot work, or a run of this name has other settings.
+        FlowmillError: a setting cannot work, a run of this name has other settings, or another process executes it.
     """
     from flowmill.configs.load import load_config, override_config
     from flowmill.flows.environment import as_overrides, prepare_environment
@@ -99,17 +99,21 @@ def start(
     ready = override_config(config, changes) if isinstance(config, RunConfig) else load_config(config, changes)
     prepare_environment(ready.execution.threads)
     from flowmill.flows.process_state import begin
+    from flowmill.storage.artifacts.commit import ArtifactStore
     from flowmill.tasks.checks.check import check_config
     from flowmill.tasks.inputs.shapes import with_columns
     from flowmill.tasks.inputs.store_trust import remember
     from flowmill.tasks.runs.epoch_count import kept_length
+    from flowmill.tasks.runs.locks import holding, run_name
 
     ready = with_columns(ready)
     # Before the store is opened, which creates its folder.
     check_config(ready, rewards=False)
-    length = kept_length(ready, rewind=rewind)
-    remember(length)
-    return Run(begin(length))
+    # The length of a run that another process executes may change until it ends.
+    with holding(ArtifactStore(ready.store), run_name(ready)):
+        length = kept_length(ready, rewind=rewind)
+        remember(length)
+        return Run(begin(length))
 
 
 def maker_of(section: type[Section], label: str) -> Callable[..., Any]:

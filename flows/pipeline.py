@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -14,7 +15,7 @@ from flowmill.flows import process_state
 from flowmill.flows.artifacts import flow_run_tags
 from flowmill.flows.callbacks import RunCallbacks
 from flowmill.flows.cancellation import signal_behind
-from flowmill.flows.chained import chained
+from flowmill.flows.chained import chained, resolved_config
 from flowmill.flows.requests import ContinueRequest, PipelineRequest
 from flowmill.flows.rollouts import Rollouts
 from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled, turn
@@ -24,8 +25,8 @@ from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.extension import grown
-from flowmill.tasks.runs.locks import executing
-from flowmill.tasks.runs.opening import mark_finished, open_run
+from flowmill.tasks.runs.locks import executing, holding
+from flowmill.tasks.runs.opening import bind_run, mark_finished, open_run
 from flowmill.tasks.runs.state import note_state
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
@@ -38,8 +39,8 @@ def pipeline(request: PipelineRequest) -> Any:
     with scheduled(request) as result:
         make_up_for_missed()
         for each in chained(request):
-            context = process_state.begin(process_state.configured(each, says=True))
-            with training_run(context, each) as (session, callbacks):
+            run, begun = bind_run(resolved_config(each)), partial(_begun, each)
+            with at_turn(run, each, begun) as context, training_run(context, each) as (session, callbacks):
                 train(session, callbacks)
             result.value = session.context.chain.digest()
     return result.value
@@ -50,11 +51,30 @@ def bring_up_to_date(request: ContinueRequest) -> Any:
     """Complete a run under the config it was last started with: compute its missing and stale artifacts."""
     with scheduled(request) as result:
         make_up_for_missed()
-        context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
-        with training_run(context, request) as (session, callbacks):
+        run = open_run(request.root, request.run, reads=True)
+        begun = partial(
+            open_run, request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store
+        )
+        with at_turn(run, request, begun) as context, training_run(context, request) as (session, callbacks):
             train(session, callbacks)
         result.value = session.context.chain.digest()
     return result.value
+
+
+def _begun(request: PipelineRequest) -> RunContext:
+    return process_state.begin(process_state.configured(request, says=True))
+
+
+@contextlib.contextmanager
+def at_turn(
+    run: RunContext, request: PipelineRequest | ContinueRequest, begun: Callable[[], RunContext]
+) -> Iterator[RunContext]:
+    """Yield what ``begun`` returns once no other process executes the run, and keep others from executing it inside.
+
+    Before, the other process may still change the length and the config of the run.
+    """
+    with turn(run, request), holding(run.store, run.run.name):
+        yield begun()
 
 
 @contextlib.contextmanager
@@ -63,7 +83,6 @@ def training_run(
 ) -> Iterator[tuple[Session, RunCallbacks]]:
     """Yield the session and callbacks of a run for training: hold its lock, track it, and record its final state."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(turn(context, request))
         context = grown(context, request.advance)
         check_plan(context.plan, rewards=False)
         stack.enter_context(executing(context))

@@ -262,6 +262,8 @@ def _stage_flow(name: str) -> Flow[..., Any]:
 def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
     run = open_run(request.root, request.run, reads=True)
     with turn(run, request):
+        # Another process may have changed the run's length in the meantime.
+        run = open_run(request.root, request.run, reads=True)
         epoch = chosen_epoch(run, name, request.epoch)
         if request.epoch == "next" and not request.overrides:
             extend(run, epoch)

@@ -42,7 +42,7 @@ from flowmill.tasks.metrics.sweep import (
     with_final,
 )
 from flowmill.tasks.reports.report import run_report
-from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.runs.opening import bind_run
 from flowmill.tasks.tracking.sweeps import SweepRun
 
 _LOOK_S = 0.5
@@ -64,11 +64,11 @@ def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
     requests = {variant.name: _request_of(request, variant) for variant in listed}
     for start in chained(requests[listed[0].name])[:-1]:
         pipeline(start)
-    first = begin_run(_config(requests[listed[0].name]))
+    first = bind_run(_config(requests[listed[0].name]))
     tracked = SweepRun(first, request.name)
     requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
     failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
-    contexts = {name: begin_run(_config(each)) for name, each in requests.items()}
+    contexts = {name: bind_run(_config(each)) for name, each in requests.items()}
     outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
     if request.final is not None and outcomes[0].reward is not None:
         outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
@@ -93,7 +93,7 @@ def _evaluated_again(prompts: str, best: Outcome, request: PipelineRequest) -> O
             overrides=final_settings(config, prompts),
         )
     )
-    return with_final(best, begin_run(config))
+    return with_final(best, bind_run(config))
 
 
 def _request_of(request: SweepRequest, variant: Variant) -> PipelineRequest:

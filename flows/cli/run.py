@@ -139,8 +139,9 @@ def _progress_noted(context: RunContext) -> Iterator[None]:
         yield
     except StopSignal as stop:
         done = max((entry.epoch for entry in context.run.entries() if entry.stage == "optimize"), default=0)
+        last = context.config.run.epochs
         stop.add_note(
-            f"Run '{context.run.name}' in '{context.store.root.uri}' has {done} of {context.config.run.epochs} "
+            f"Run '{context.run.name}' in '{context.store.root.uri}' has {min(done, last)} of {last} "
             "epochs, and the shards committed since."
         )
         raise

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowmill.configs.escaping import quoted, visible
 from flowmill.flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
 from flowmill.flows.environment import existing_root
+
+if TYPE_CHECKING:
+    from flowmill.storage.artifacts.commit import ArtifactStore
 
 store_app = typer.Typer(help="Inspect and maintain an artifact store.", no_args_is_help=True)
 
@@ -175,15 +179,16 @@ def gc(
     for name in stage or ():
         if name not in of_epochs:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(of_epochs)}.", param_hint="--stage")
-    retention = Retention(
-        forget=forget or (),
-        keep_epochs=keep_epochs,
-        stages=stage or ("rollout",),
-        runs=run or (),
-        older_than_s=older_than * 3600,
-    )
     # A running run may still read these files, for replay or ahead of training.
     with at_rest(store) if delete else contextlib.nullcontext():
+        retention = Retention(
+            forget=forget or (),
+            keep_epochs=keep_epochs,
+            stages=stage or ("rollout",),
+            runs=run or (),
+            needed=() if keep_epochs is None else _still_read(store, run or list_runs(store), forget or ()),
+            older_than_s=older_than * 3600,
+        )
         removals = plan_removals(store, retention)
         for removal in removals:
             console.print(f"{removal.label}  {size(removal.size)}  {removal.reason}")
@@ -191,6 +196,14 @@ def gc(
                 remove(store, removal)
     total = size(sum(removal.size for removal in removals))
     console.print(f"{len(removals)} entries, {total}" + ("" if delete else "; nothing removed yet, say --delete"))
+
+
+def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collection[str]) -> set[str]:
+    from flowmill.tasks.runs.opening import open_run
+    from flowmill.tasks.runs.staleness import still_read
+
+    chains = (open_run(store.root.uri, name, reads=True).chain for name in names if name not in forgotten)
+    return {artifact for chain in chains for artifact in still_read(chain)}
 
 
 @store_app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowmill.configs.errors import StoreError
 from flowmill.configs.human_units import duration
@@ -30,6 +31,8 @@ class Retention:
     """Stages whose files of earlier epochs are removed."""
     runs: Collection[str] = ()
     """Runs that ``keep_epochs`` applies to; all when empty."""
+    needed: Collection[str] = ()
+    """Artifacts, ``kind/id``, that unfinished runs still read: ``keep_epochs`` keeps them."""
     older_than_s: float = 86400.0
     """Minimum age of removed artifacts that no run names, as a running process may still register younger ones, and of
     unfinished files of other machines."""
@@ -126,13 +129,15 @@ def _past(remaining: Mapping[str, RunFolder], retention: Retention) -> set[str]:
     if retention.keep_epochs is None:
         return set()
     past: set[str] = set()
-    needed: set[str] = set()
+    needed = set(retention.needed)
     for name, run in remaining.items():
         # No stage makes judgments of people again.
         needed.update(map(str, run.rated()))
-        entries = run.entries()
-        last = max((entry.epoch for entry in entries), default=0)
-        limit = min(last - retention.keep_epochs, _still_read(run, entries) - 1)
+        entries, config = run.entries(), run.config() or {}
+        # A run that was rewound ends before its last records.
+        own = [entry for entry in entries if entry.epoch <= config.get("run", {}).get("epochs", entry.epoch)]
+        last = max((entry.epoch for entry in own), default=0)
+        limit = min(last - retention.keep_epochs, _still_read(config, own) - 1)
         for entry in entries:
             chosen = not retention.runs or name in retention.runs
             old = 0 < entry.epoch <= limit
@@ -140,14 +145,13 @@ def _past(remaining: Mapping[str, RunFolder], retention: Retention) -> set[str]:
     return past - needed
 
 
-def _still_read(run: RunFolder, entries: Sequence[LineageEntry]) -> int:
+def _still_read(config: Mapping[str, Any], entries: Sequence[LineageEntry]) -> int:
     """Return the first epoch that a continued run may still read.
 
     Training of the next epoch replays ``optimize.replay.epochs`` earlier ones; rollouts of later epochs use policies
     that are ``execution.ahead`` epochs older.
     """
     trained = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
-    config = run.config() or {}
     replayed = (config.get("optimize", {}).get("replay") or {}).get("epochs", 0)
     ahead = config.get("execution", {}).get("ahead", 0)
     return trained - max(int(replayed) - 1, int(ahead), 0)

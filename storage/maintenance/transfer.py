@@ -24,7 +24,9 @@ def copy_run(
     fits: Collection[str] = (),
     progress: Callable[[str, int, int], None],
 ) -> dict[str, int]:
-    """Copy a run's artifacts, checked byte by byte, then its records. Existing files are not copied again.
+    """Copy a run's artifacts, checked byte by byte, then its records. Existing files are not copied again, and stay.
+
+    Files that the target removed, as by ``flowmill store gc``, are copied again from a source that has them.
 
     The copy of a run that is being executed is a snapshot: later commits are not part of it.
 
@@ -47,13 +49,20 @@ def copy_run(
     for number, ref in enumerate(refs, 1):
         # The manifest is read before the shards, as a later one could name shards that are not copied.
         manifest = source.root.read(layout.manifest(ref))
+        gone, lacks = source.removed(ref), target.removed(ref)
+        # An artifact that was copied with its files keeps them, if the source removed its own since.
+        complete = target.manifest(ref) is not None and not lacks
         # Files that the manifest does not name are left out; a cache has no manifest and is copied whole.
         for record in source.records(ref) if manifest is None else source.shards(ref):
-            copied = 0 if source.removed(ref) else _copy_shard(source, target, ref, record)
+            copied = 0 if gone else _copy_shard(source, target, ref, record, again=lacks)
             counts["shards"] += copied > 0
             counts["bytes"] += copied
             _copy_object(source, target, layout.record(ref, record.shard))
-        _copy_object(source, target, layout.removed(ref))
+        if gone and not complete:
+            _copy_object(source, target, layout.removed(ref))
+        elif lacks and not gone:
+            # Its files are there again.
+            target.root.remove(layout.removed(ref))
         if manifest is not None:
             target.root.create(layout.manifest(ref), manifest)
         progress(str(ref), number, len(refs))
@@ -90,8 +99,14 @@ def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:
         )
 
 
-def _copy_shard(source: ArtifactStore, target: ArtifactStore, ref: ArtifactRef, record: ShardRecord) -> int:
-    """Copy a shard's files unless the target has its record; return the bytes copied."""
+def _copy_shard(
+    source: ArtifactStore, target: ArtifactStore, ref: ArtifactRef, record: ShardRecord, *, again: bool
+) -> int:
+    """Copy a shard's files unless the target has its record; return the bytes copied.
+
+    Args:
+        again: the target removed the files, and has the record alone.
+    """
     present = target.record(ref, record.shard)
     if present is not None:
         if present.digest != record.digest:
@@ -99,7 +114,8 @@ def _copy_shard(source: ArtifactStore, target: ArtifactStore, ref: ArtifactRef, 
                 f"{target.root.uri} has shard {record.shard} of {ref} with other content "
                 f"({present.digest[:12]}, the source {record.digest[:12]}). Copy to an empty root."
             )
-        return 0
+        if not again:
+            return 0
     with target.root.staging() as folder:
         for file in record.files:
             blob = source.files(ref, record).blob(file.name)

@@ -206,7 +206,15 @@ class EmbeddingCache:
             _check(shard, len(keys))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptError(f"{path} is no table of embedding rows: {error}") from None
-        self._where.update({key: (len(self._shards), row) for row, key in enumerate(keys)})
+        places = {key: (len(self._shards), row) for row, key in enumerate(keys)}
+        # Runs that encode at once may commit rows of one text that differ by rounding. The last shard by name counts:
+        # all processes read the same row, in any order in which they see the shards.
+        for key in places.keys() & self._where.keys():
+            if self._shards[self._where[key][0]].record.shard > record.shard:
+                del places[key]
+            elif key in self._rows:
+                self._rows_bytes -= _size(self._rows.pop(key))
+        self._where.update(places)
         self._shards.append(shard)
 
 

@@ -126,6 +126,8 @@ class Watcher:
         for number, epoch in enumerate(epochs[1:], 1):
             now = evaluation_figures(self._chain, epoch).get("heldout", {})
             for slot in sorted(now.keys() & first.keys()):
+                if "mean" not in now[slot] or "mean" not in first[slot]:
+                    continue
                 fell = now[slot]["mean"] < first[slot]["mean"]
                 chance = self._chance(slot, epoch) if fell else 1.0
                 if chance > FALSE_ALARMS:

@@ -92,7 +92,7 @@ class StageResult:
 
 def describe_stage(context: RunContext, node: Node, ref: ArtifactRef, *, reused: bool = False) -> StageResult:
     """Return the result of a stage, with the mean scores of rewards."""
-    means = {split: values["mean"] for split, values in _scores(context.store, ref).items()}
+    means = {split: values["mean"] for split, values in _scores(context.store, ref).items() if "mean" in values}
     return StageResult(node, str(ref), means, reused)
 
 

@@ -50,8 +50,8 @@ def evaluation_figures(chain: Chain, epoch: int) -> Figures:
     """Return the scores of the scheduled evaluation of an epoch; empty if it has none.
 
     The prompt lists are 'heldout' and 'train'. Each reward has a 'mean', and 'exact' if it defines a perfect score.
-    With several prompt sources each source has the same, as 'SOURCE_mean'. A reward without scores on a list is left
-    out.
+    With several prompt sources each source has the same, as 'SOURCE_mean'. 'failed' counts the samples that could not
+    be scored; if all failed, it is alone. A reward without samples of a list is left out.
     """
     config = chain.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
@@ -93,20 +93,23 @@ def mean_by_prompt(scores: Iterable[tuple[str, float | None]]) -> dict[str, floa
     return {prompt: fmean(each) if each else nan for prompt, each in values.items()}
 
 
-def weighted_reward(config: RunConfig, figures: Figures) -> float:
-    """Return the weighted mean reward on held-out prompts, or on the train prompts if there are none."""
-    return _weighted(config, figures.get("heldout") or figures["train"])
+def weighted_reward(config: RunConfig, figures: Figures) -> float | None:
+    """Return the weighted mean reward on held-out prompts, or on the train prompts if there are none; None if
+    ``weighted_rewards`` has none."""
+    return weighted_rewards(config, {"": figures.get("heldout") or figures.get("train", {})}).get("")
 
 
 def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
-    """Return the weighted mean reward on each scored prompt list."""
-    slots = {section.slot for section in config.rewards}
-    return {split: _weighted(config, scores) for split, scores in figures.items() if slots & set(scores)}
+    """Return the weighted mean reward on each scored prompt list, but those of which a reward failed on all samples.
 
-
-def _weighted(config: RunConfig, scores: Mapping[str, Mapping[str, float]]) -> float:
-    scored = [section for section in config.rewards if section.slot in scores]
-    return float(sum(section.weight * scores[section.slot]["mean"] for section in scored))
+    The sum of the other rewards would not compare with that of other evaluations.
+    """
+    weighted = {}
+    for split, scores in figures.items():
+        scored = [section for section in config.rewards if section.slot in scores]
+        if scored and all("mean" in scores[section.slot] for section in scored):
+            weighted[split] = float(sum(section.weight * scores[section.slot]["mean"] for section in scored))
+    return weighted
 
 
 def section_bounds(section: RewardSection) -> tuple[float, float]:

@@ -55,7 +55,7 @@ class Outcome:
     epoch: int
     """The last evaluated epoch; 0 before training."""
     reward: float | None
-    """Weighted mean reward of that evaluation on held-out prompts; None before any."""
+    """Weighted mean reward of that evaluation on held-out prompts; None before any, and if scoring failed."""
     figures: dict[str, float]
     """Scores on held-out prompts, or on the train prompts if there are none."""
     split: str = "heldout"
@@ -152,7 +152,7 @@ def outcome(context: RunContext, variant: Variant) -> Outcome:
         variant=variant,
         epoch=evaluated[-1],
         reward=weighted_reward(context.config, figures),
-        figures=_flat(figures[split]),
+        figures=_flat(figures.get(split, {})),
         split=split,
     )
 

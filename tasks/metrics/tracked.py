@@ -101,8 +101,8 @@ class EvaluationContent(Content):
     """Folders of clips, each with its prompt list."""
     texts: Mapping[str, Sequence[Text]]
     """The first texts of each prompt list."""
-    reward: float
-    """Weighted held-out reward."""
+    reward: float | None
+    """Weighted held-out reward, if there is one."""
 
     @property
     def key(self) -> str:
@@ -183,8 +183,10 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
         changes = [
             f"{slot} {first[split][slot]['mean']:.3f} → {values['mean']:.3f}"
             for slot, values in rewards_of.items()
-            if slot in first.get(split, {})
+            if "mean" in values and "mean" in first.get(split, {}).get(slot, {})
         ]
+        if not changes:
+            continue
         lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
     return lines
 
@@ -231,7 +233,7 @@ def _evaluation(
         images=grids(store, rewards[0]),
         clips=tuple((split, folder) for split, folder in folders if folder.exists()),
         texts=texts(store, rewards[0]),
-        reward=weighted_reward(chain.config, figures) if not name else 0.0,
+        reward=weighted_reward(chain.config, figures) if not name else None,
     )
 
 

@@ -2,8 +2,8 @@
 
 Every stage of every epoch has one expected artifact: the fingerprint of its options under the config and of the
 expected artifacts upstream. A lineage record counts only if it names that artifact; every other record is a side
-result. Attempts at the same work with equal rows count as one artifact, the first of them. So a forced repetition with
-an equal result makes no dependent stage stale.
+result. A run's attempts at the same work with equal rows count as one artifact, the first of them. So a forced
+repetition with an equal result makes no dependent stage stale.
 """
 
 from __future__ import annotations
@@ -95,8 +95,14 @@ class Chain:
         return entry
 
     def trained(self) -> int:
-        """Return the newest epoch whose training is done and counts; 0 if there is none."""
-        newest = max((entry.epoch for entry in self.run.entries() if entry.stage == "optimize"), default=0)
+        """Return the newest epoch whose training is done and counts; 0 if there is none.
+
+        Epochs after the last one of the run's own config, which may have been rewound, do not count.
+        """
+        own = self.run.config()
+        last = self.config.run.epochs if own is None else int(own["run"]["epochs"])
+        trained = (entry.epoch for entry in self.run.entries() if entry.stage == "optimize")
+        newest = max((epoch for epoch in trained if epoch <= last), default=0)
         return next((epoch for epoch in range(newest, 0, -1) if self.find(*policy_after(epoch))), 0)
 
     def _missing(self, epoch: int, stage: str, slot: str) -> str:
@@ -199,20 +205,20 @@ class Chain:
         return [entry for entry in self.run.entries_of(*node) if entry.ref.fingerprint == ref.fingerprint]
 
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
-        """Return the first attempt with the same content as the newest.
+        """Return the run's first attempt with the same content as its newest.
 
-        An earlier attempt without its manifest may have the same content; only making it again shows that.
+        Attempts that only other runs have do not count: which of them are complete depends on their progress, and what
+        this run computed from its own would no longer belong to it. An earlier attempt without its manifest may have
+        the same content; only making it again shows that.
         """
         attempts = [entry.ref for entry in self._attempts(node, plain)]
         if not attempts or attempts[-1] == plain:
             return attempts[-1] if attempts else plain
-        store = self.store
-        newest = store.manifest(attempts[-1])
-        for number in range(1, attempts[-1].number):
-            attempt = plain.attempt(number)
-            earlier = store.manifest(attempt)
-            if newest is None or (earlier is None and attempt not in attempts):
-                continue
+        newest = self.store.manifest(attempts[-1])
+        for attempt in sorted(attempts, key=lambda each: each.number):
+            if newest is None or attempt.number >= attempts[-1].number:
+                break
+            earlier = self.store.manifest(attempt)
             if earlier is None or same_content(earlier, newest):
                 return attempt
         return attempts[-1]

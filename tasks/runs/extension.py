@@ -8,6 +8,7 @@ from flowmill.configs.load import override_config
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.epoch_count import advance_begun, remember_length
+from flowmill.tasks.runs.locks import holding
 from flowmill.tasks.runs.opening import recorded
 from flowmill.tasks.runs.state import last_state
 from flowmill.tasks.specs.graph import Node
@@ -70,8 +71,9 @@ def extend(context: RunContext, epochs: int) -> None:
 
 def _with_epochs(context: RunContext, epochs: int, *, advance: int | None = None) -> RunContext:
     config = _longer(context, epochs)
-    context.run.add("configs", recorded(config))
-    remember_length(context.run, epochs, advance=advance)
+    with holding(context.store, context.run.name):
+        context.run.add("configs", recorded(config))
+        remember_length(context.run, epochs, advance=advance)
     return RunContext(context.store, config, context.run, reporter=context.reporter)
 
 
@@ -80,9 +82,11 @@ def _longer(context: RunContext, epochs: int) -> RunConfig:
 
 
 def _last(context: RunContext, stage: str, done: int) -> int:
-    """Return the newest epoch, from the last trained one on, that has a stage for all rewards."""
+    """Return the newest epoch of the run, from the last trained one on, that has a stage for all rewards."""
     slots = [node.slot for node in context.plan.of_stage(done + 1, stage)] or [""]
     epoch = done
-    while all(context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots):
+    while epoch < context.config.run.epochs and all(
+        context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots
+    ):
         epoch += 1
     return epoch

@@ -29,7 +29,7 @@ from flowmill.tasks.inputs.store_trust import READ, check_trusted, remember, tru
 from flowmill.tasks.inputs.weight_sources import model_identity
 from flowmill.tasks.runs.component_requirements import knowing_needs, note_needs
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.locks import FINISHED, run_name
+from flowmill.tasks.runs.locks import FINISHED, holding, run_name
 from flowmill.tasks.runs.moves import Moves, as_before, moved
 from flowmill.tasks.runs.progress import Reporter
 from flowmill.tasks.runs.start import started_from
@@ -45,8 +45,16 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
     """Create the run that a config describes, or bind to it if it exists with the same settings.
 
     The config becomes the run's config; with fewer epochs or another evaluation it selects other artifacts of the run.
+
+    Raises:
+        RunConflictError: the run has other settings, or another process executes it, whose run this would change.
     """
     config = with_columns_of_run(config)
+    with holding(ArtifactStore(config.store), run_name(config)):
+        return _begun(config, reporter)
+
+
+def _begun(config: RunConfig, reporter: Reporter | None) -> RunContext:
     context = find_run(config, reporter=reporter)
     if context is None:
         store = ArtifactStore(config.store)
@@ -58,7 +66,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
                     f"'{layout.run_record(run.name)}' in '{store.root.uri}' exists but is no record. "
                     "Remove it, or give the run another name with --name."
                 )
-            return begin_run(config, reporter=reporter)
+            return _begun(config, reporter)
         context = RunContext(store, config, run, reporter=reporter)
     else:
         context.run.restore(partial(_record, context.store, config))
@@ -77,6 +85,11 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
         return None
     refuse_other_settings(config, changed)
     return RunContext(store, config, run, reporter=reporter)
+
+
+def bind_run(config: RunConfig) -> RunContext:
+    """Bind to the run that a config describes, or create it; the recorded config of an existing run stays."""
+    return find_run(with_columns_of_run(config)) or begin_run(config)
 
 
 def with_columns_of_run(config: RunConfig) -> RunConfig:
@@ -204,7 +217,8 @@ def note_moves(context: RunContext) -> None:
         own = parse_config(stored, where=f"run '{context.run.name}'")
         if moved(context.store, context.run, own, context.config):
             remember(context.config)
-            context.run.add("configs", recorded(context.config))
+            with holding(context.store, context.run.name):
+                context.run.add("configs", recorded(context.config))
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:

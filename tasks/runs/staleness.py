@@ -105,6 +105,12 @@ def status_of(chain: Chain, node: Node) -> StageStatus:
     return StageStatus(node=node, state=Freshness.STALE, artifact=str(ref), causes=causes, reusable=reusable)
 
 
+def still_read(chain: Chain) -> set[str]:
+    """Return the artifacts, ``kind/id``, that the missing and stale stages of a run read when it continues."""
+    unfinished = (node for node in chain.nodes() if status_of(chain, node).state is not Freshness.FRESH)
+    return {str(chain.ref(each)) for node in unfinished for each in chain.identity(node).upstream()}
+
+
 def due(chain: Chain, node: Node) -> list[StageStatus]:
     """Return stale dependents of a stage, direct or indirect."""
     behind, outdated = {node}, []

@@ -31,10 +31,10 @@ def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
     source = _chain(store, name)
     entry = source.find(*policy_after(int(epoch)))
     if entry is None:
-        trained = max((each.epoch for each in source.run.entries() if each.stage == "optimize"), default=0)
         raise ConfigError(
-            f"model.start: run '{name}' has no policy after epoch {epoch}; its last is that after epoch {trained}. "
-            f"Name another epoch, or train it further: {command('flowmill', 'run', 'CONFIG', '--name', name)}"
+            f"model.start: run '{name}' has no policy after epoch {epoch}; its last is that after epoch "
+            f"{source.trained()}. Name another epoch, or train it further: "
+            f"{command('flowmill', 'run', 'CONFIG', '--name', name)}"
         )
     base = source.require(0, "base").ref
     # The commit of a hub id is compared when the base model is there, by the stage ``policy``.

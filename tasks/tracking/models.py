@@ -142,7 +142,7 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
         "flowmill.digest": export.digest,
         "flowmill.epoch": str(export.epoch),
         "flowmill.run": owner.run,
-        "flowmill.heldout_reward": repr(evaluation.reward),
+        **({} if evaluation.reward is None else {"flowmill.heldout_reward": repr(evaluation.reward)}),
         "flowmill.policy": evaluation.policy,
         "flowmill.logged_model": model.model_id,
     }

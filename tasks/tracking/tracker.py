@@ -177,7 +177,7 @@ class Tracker:
                 contents.append(read())
             except NotCommittedError:
                 # Lost and not computed again yet, or removed: its logged data stays.
-                self._unknown.add(key)
+                self._unknown.add(mlflow_name("entry", key))
         return [each for each in contents if each is not None]
 
     def _readers(self, chain: Chain) -> Iterator[tuple[str, Callable[[], Content | None]]]:

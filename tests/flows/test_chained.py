@@ -72,6 +72,8 @@ def test_both_runs_are_asked_for_with_common_settings_until_the_second_has_begun
     stages = SimpleNamespace(context=SimpleNamespace(chain=SimpleNamespace(digest=lambda: "digest")))
     monkeypatch.setattr(flow.process_state, "configured", lambda request, says: done.append(request))
     monkeypatch.setattr(flow.process_state, "begin", lambda config: None)
+    monkeypatch.setattr(flow, "bind_run", lambda config: None)
+    monkeypatch.setattr(flow, "at_turn", lambda run, request, begun: nullcontext(begun()))
     monkeypatch.setattr(flow, "training_run", lambda context, request: nullcontext((stages, None)))
     monkeypatch.setattr(flow, "train", lambda stages, callbacks: None)
     flow.pipeline.fn(asked)

@@ -143,8 +143,8 @@ class LanguageModelExport:
         for split, rewards in after.items():
             for slot, figures in rewards.items():
                 was = before.get(split, {}).get(slot, {}).get("mean")
-                start = "" if was is None else f"{was:.3f}"
-                rows.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
+                start, end = ("" if mean is None else f"{mean:.3f}" for mean in (was, figures.get("mean")))
+                rows.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {end} |")
         return rows
 
 

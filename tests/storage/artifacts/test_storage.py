@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -342,6 +343,23 @@ def test_a_batch_of_embeddings_reads_its_rows_alone(tmp_path: Path, monkeypatch:
     cache.load(["7", "2"])
     with pytest.raises(CorruptError, match=r"x\.npy, bytes 41943040 to"):
         cache.load(["39"])
+
+
+def test_which_of_several_rows_counts_does_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:
+    """Readers that see shards as they come, in any order, read the same rows as one that starts in the end."""
+    ref, texts = ArtifactRef("embeddings", "1" * 32), [["a", "b"], ["a", "c"], ["a", "b", "c", "d"]]
+    seen = []
+    for number, order in enumerate(itertools.permutations(range(3))):
+        store = ArtifactStore(str(tmp_path / str(number)))
+        running = EmbeddingCache(store, ref)
+        for shard in order:
+            encode(running, str(7 - shard), texts[shard], Rows({"x": np.full((len(texts[shard]), 2), shard + 1.0)}))
+            assert running.missing(texts[shard]) == []
+            running.load(texts[shard])
+        for cache in (running, EmbeddingCache(store, ref)):
+            seen.append((cache.digest(texts[2]), cache.load(texts[2]).arrays["x"].tolist()))
+    assert all(each == seen[0] for each in seen)
+    assert seen[0][1] == [[1, 1], [1, 1], [2, 2], [3, 3]], "as stores have been read at the start of a process"
 
 
 def test_a_shard_whose_rows_another_run_has_encoded_meanwhile_harms_nobody(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,7 +22,7 @@ from flowmill.configs.errors import (
     StoreError,
     TrustError,
 )
-from flowmill.flows.cli.store import repair
+from flowmill.flows.cli.store import gc, repair
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -33,15 +34,18 @@ from flowmill.storage.maintenance.quarantine import leave_trace, quarantine
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.maintenance.verify import find_problems, verify_store
 from flowmill.storage.trajectories.tables import TABLES
+from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.reports.dataset import FORMATS, export_run
 from flowmill.tasks.reports.trace import trace_sample
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.repairs import makers
+from flowmill.tasks.runs.staleness import is_complete
+from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.stages.stage_run import StageRun
 from pages import schema_page
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage
 
 
 @pytest.fixture
@@ -327,6 +331,28 @@ def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
     run_epoch(open_run(store.root.uri, "replays"), 4)
 
 
+@pytest.mark.parametrize("forced", [True, False], ids=["stale", "not evaluated"])
+def test_files_that_an_unfinished_run_reads_stay(make_config: ConfigFactory, forced: bool) -> None:
+    """A stage that was made again makes epochs behind it stale; evaluations read policies of earlier epochs."""
+    reward = "tests.support.rewards:Restless"
+    config = make_config(f"rewards=[{{name: '{reward}'}}]", "run.epochs=2", "evaluate.every=1")
+    context = prepare(config)
+    remember(config)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    store, chain = context.store, context.chain
+    before = {stage: chain.require(1, stage).ref for stage in ("rollout", "advantage", "optimize")}
+    if forced:
+        run_stage(context, "score", 1, reward, force=True)
+    gc(root=store.root.uri, keep_epochs=1, stage=[*before], older_than=0.0, delete=True)
+    needed = {"rollout"} if forced else {"optimize"}
+    assert {stage for stage, ref in before.items() if not store.removed(ref)} == needed
+    again = begin_run(config)
+    for node in again.chain.nodes():
+        run_stage(again, node.stage, node.epoch, node.slot)
+    assert is_complete(open_run(store.root.uri, "small", reads=True).chain)
+
+
 @pytest.mark.campaign_cases("optimize")
 @pytest.mark.parametrize("stage", ["rollout", "optimize"])
 def test_policies_and_rollouts_of_a_run_that_is_ahead_stay(make_config: ConfigFactory, stage: str) -> None:
@@ -514,6 +540,35 @@ def test_the_commands(context: RunContext, flowmill: FlowmillCommand, tmp_path: 
     assert "set aside below quarantine/" in repaired.stdout
     assert flowmill("store", "verify", "--deep", "--root", root).returncode == 0
     assert flowmill("store", "digest", "small", "--root", root).stdout.strip() == expected
+
+
+def test_copies_keep_and_restore_files_that_were_removed(context: RunContext, tmp_path: Path) -> None:
+    """No order of copies and removals makes either store read less than before the copy."""
+    archive, late = (ArtifactStore(str(tmp_path / name)) for name in ("archive", "late"))
+    copy = partial(copy_run, run="small", progress=lambda *about: None)
+
+    def files(store: ArtifactStore) -> dict[str, bytes]:
+        top = Path(store.root.uri)
+        below = (path for ref in context.run.named() for path in (top / ref.path).rglob("*") if path.is_file())
+        return {str(path.relative_to(top)): path.read_bytes() for path in below}
+
+    copy(context.store, archive)
+    whole = files(archive)
+    removals = plan_removals(context.store, Retention(keep_epochs=0, stages=[*STAGES], older_than_s=0))
+    refs = [ArtifactRef.parse(each.label) for each in removals if each.trace]
+    assert {"trajectories", "rewards", "advantages"} <= {ref.kind for ref in refs}
+    for removal in removals:
+        remove(context.store, removal)
+    for target in (archive, late):
+        copy(ArtifactStore(context.store.root.uri), target)
+    assert files(archive) == whole
+    assert all(late.removed(ref) and not archive.removed(ref) for ref in refs)
+    for store in (late, ArtifactStore(context.store.root.uri)):
+        assert copy(archive, store)["shards"] >= len(refs)
+        assert files(store).items() >= whole.items()
+        assert not any(store.removed(ref) for ref in refs)
+        assert verify_store(store, deep=True)["problems"] == []
+        assert copy(archive, store)["shards"] == 0
 
 
 def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory, tmp_path: Path) -> None:

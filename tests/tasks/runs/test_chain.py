@@ -205,6 +205,25 @@ def made_anew(context: RunContext, node: Node, ref: ArtifactRef) -> ArtifactRef:
     return again.chain.ref(node)
 
 
+def test_the_progress_of_another_run_takes_nothing_from_a_run(make_config: Make, finished: Finished) -> None:
+    """Each stage is made by two runs with other batch sizes at once; the other one is complete later."""
+    first = finished(1)
+    store, sizes = first.store, ("execution.rollout_batch_size=3", "execution.micro_batch_size=5")
+    entries = [each for each in first.chain.entries() if store.root.read(layout.claim(each.ref)) is not None]
+    assert {"rollout", "score", "optimize"} <= {entry.stage for entry in entries}
+    for number, entry in enumerate(entries):
+        manifest = store.root.read(layout.manifest(entry.ref))
+        assert manifest is not None
+        store.root.remove(layout.manifest(entry.ref))
+        config = make_config("run.epochs=1", f"run.name=by{number}", f"rewards.0.batch_size={number + 5}", *sizes)
+        run = finish(config)
+        own = run.chain.require(*entry.key).ref
+        assert own == entry.ref.attempt(2)
+        store.root.create(layout.manifest(entry.ref), manifest)
+        again = open_run(store.root.uri, f"by{number}", reads=True)
+        assert (states(again), again.chain.ref(Node(*entry.key))) == ({}, own), entry
+
+
 def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: Make) -> None:
     config = make_config(RESTLESS)
     context = finish(config)

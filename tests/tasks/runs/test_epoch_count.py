@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from flowmill.configs.errors import RunConflictError
 from flowmill.flows.cli.command_resolution import understood
-from flowmill.flows.requests import PipelineRequest
+from flowmill.flows.requests import ContinueRequest, PipelineRequest, StageRequest
 from flowmill.run_starter import start
 from flowmill.tasks.checks.stage_forecast import forecast
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.epoch_count import kept_length, length, length_note
-from flowmill.tasks.runs.extension import advanced, grown
-from flowmill.tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
+from flowmill.tasks.runs.extension import advanced, extend, grown
+from flowmill.tasks.runs.opening import begin_run, bind_run, find_run, finished_result, mark_finished
 from flowmill.tasks.runs.state import note_state
 from flowmill.tasks.specs.graph import Node
 from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
@@ -66,6 +72,60 @@ def test_every_way_to_start_a_run_keeps_its_length(
     assert process_state.configured(more.request).run.epochs == 4
 
 
+def test_what_starts_or_extends_a_run_leaves_one_alone_that_is_executed(
+    make_config: Make, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config and length are those of the process that executes it; one that waits goes by the run of then."""
+    from flowmill.flows import pipeline, process_state, scheduled_runs, stages
+
+    monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
+    context = prepare(make_config("run.epochs=4"))
+    run_epoch(context, 1)
+    (root, name), fewer = (context.store.root.uri, context.run.name), ["run.epochs=1"]
+    asked = PipelineRequest(config=str(config_file), overrides=fewer)
+    ways = {
+        "begin": lambda: begin_run(make_config(*fewer)),
+        "start": lambda: start(config_file, overrides=fewer),
+        "rewound start": lambda: start(config_file, overrides=fewer, rewind=True),
+        "extend": lambda: extend(context, 9),
+        "grow": lambda: grown(context, 1),
+        "run": lambda: pipeline.pipeline.fn(asked),
+        "rewind": lambda: pipeline.pipeline.fn(asked.model_copy(update={"rewind": True})),
+        "advance": lambda: pipeline.pipeline.fn(asked.model_copy(update={"advance": 1})),
+        "continue": lambda: pipeline.bring_up_to_date.fn(ContinueRequest(run=name, root=root, advance=1)),
+        "stage": lambda: stages.FLOWS["rollout"].fn(StageRequest(run=name, root=root, epoch="next")),
+    }
+
+    def records() -> dict[str, bytes]:
+        files = [each for each in Path(root, "runs").rglob("*.json") if each.is_file()]
+        return {str(each): each.read_bytes() for each in files}
+
+    before = records()
+    assert before
+    silent: Any = SimpleNamespace(message=lambda text: None, progress=lambda *args: None)
+    with process_state.shown_by(silent):
+        with context.store.root.lock(context.run.lock_path, f"Run '{name}'"):
+            for way, start_of in ways.items():
+                with pytest.raises(RunConflictError, match="is being executed by another process"):
+                    start_of()
+                assert records() == before, way
+            assert bind_run(make_config(*fewer)).config.run.epochs == 1
+            assert records() == before, "a sweep reads the runs of its variants"
+        # The other process trains an epoch in the meantime.
+        monkeypatch.setattr(scheduled_runs, "_await_turn", lambda *args: run_epoch(context, 2))
+        begun: list[int] = []
+
+        @contextmanager
+        def training_run(run: RunContext, request: PipelineRequest) -> Iterator[tuple[Any, None]]:
+            begun.append(run.config.run.epochs)
+            yield SimpleNamespace(context=run), None
+
+        monkeypatch.setattr(pipeline, "training_run", training_run)
+        monkeypatch.setattr(pipeline, "train", lambda session, callbacks: None)
+        pipeline.pipeline.fn(asked)
+    assert begun == [2]
+
+
 def test_dry_says_what_run_would_do(make_config: Make, config_file: Path) -> None:
     context = prepare(make_config("run.epochs=1"))
     evaluate(context, 0)
@@ -114,6 +174,6 @@ def test_a_stopped_request_for_further_epochs_leads_to_the_same_number(make_conf
     assert advanced(longer, 2) == 5, "all is there, though nothing recorded the end"
     note_state(longer, "done")
     assert (advanced(longer, 2), understood(asked).note) == (5, None)
-    begin_run(make_config("run.epochs=1"))
+    begin_run(make_config("run.epochs=2"))
     note_state(longer, "stopped")
-    assert advanced(longer, 2) == 5, "a run that ends earlier since has no request to go on with"
+    assert advanced(longer, 2) == 4, "a run that ends earlier since has no request to go on with"

@@ -10,8 +10,12 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.presets import config_file, copy_preset, presets
 from flowmill.flows.requests import StageRequest
-from flowmill.tasks.runs.extension import chosen_epoch, extend, grown
-from flowmill.tasks.runs.opening import open_run
+from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals
+from flowmill.tasks.runs.epoch_count import length
+from flowmill.tasks.runs.extension import advanced, chosen_epoch, extend, grown
+from flowmill.tasks.runs.opening import begin_run, open_run
+from flowmill.tasks.runs.start import started_from
+from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import Make, prepare, run_epoch, run_stage
@@ -51,6 +55,30 @@ def test_next_and_latest_follow_what_is_there(make_config: Make) -> None:
         **trained_once,
     }
     assert chosen_epoch(context, "rollout", 7) == 7
+
+
+def test_a_rewound_run_is_like_one_that_never_was_longer(make_config: Make) -> None:
+    """Its later epochs are side results: no command chooses, continues or counts them."""
+    context = prepare(make_config("run.epochs=3"))
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    root, rewound = context.store.root.uri, begin_run(make_config("run.epochs=2"))
+    rollouts = {epoch: str(rewound.chain.require(epoch, "rollout").ref) for epoch in (1, 2)}
+    removals = [each.label for each in plan_removals(context.store, Retention(keep_epochs=1))]
+    assert removals == [rollouts[1]]
+    shorter = prepare(make_config("run.epochs=2", "run.name=shorter"))
+    for epoch in (1, 2):
+        run_epoch(shorter, epoch)
+
+    def seen(name: str) -> list[object]:
+        run = open_run(root, name, reads=True)
+        chosen = [chosen_epoch(run, stage, asked) for stage in STAGES for asked in ("next", "latest")]  # type: ignore[arg-type]
+        with pytest.raises(ConfigError) as refused:
+            started_from(run.store, make_config(f"model.start={name}@9", "run.name=third"))
+        return [chosen, run.chain.trained(), advanced(run, 1), length(run.run), str(refused.value).replace(name, "")]
+
+    assert seen("small") == seen("shorter")
+    assert seen("small")[1:3] == [2, 3]
 
 
 def test_a_run_grows_by_what_it_has(make_config: Make) -> None:

@@ -23,8 +23,18 @@ from flowmill.models.rewards.wrappers import mean_ranks
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.advantages.groups import composed
+from flowmill.tasks.metrics.alerts import alerts
+from flowmill.tasks.metrics.best import best_of
+from flowmill.tasks.metrics.describe import describe_result, describe_run, describe_stage
+from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward, weighted_rewards
 from flowmill.tasks.metrics.monitors import correlations, shares
+from flowmill.tasks.metrics.sweep import Variant, outcome
+from flowmill.tasks.metrics.tracked import evaluation_content, paragraphs
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.clip import write_latent_head
@@ -155,6 +165,34 @@ def test_a_failure_of_all_samples_stops_before_training_whatever_the_policy(make
     assert context.store.require(made(context, "score", "mine")).summary == {"failed": 16}
     with pytest.raises(RewardError, match=r"every sample of epoch 1 is left out.*stage score --run small --epoch 1"):
         run_stage(context, "advantage", 1)
+
+
+@pytest.mark.parametrize("lists", [["heldout"], ["heldout", "train"]])
+def test_every_reader_takes_evaluations_of_which_all_samples_failed(make_config: Make, lists: list[str]) -> None:
+    prompts = RunPlan(make_config()).prompts
+    bad = [prompt.text for split in lists for prompt in prompts[split]]
+    context = prepare(make_config(excluding("exclude_sample", *bad), "run.epochs=1"))
+    evaluate(context, 0)
+    if lists == ["heldout"]:
+        run_epoch(context, 1)
+        evaluate(context, 1)
+    chain, figures = context.chain, evaluation_figures(context.chain, 0)
+    assert [set(figures[split]["mine"]) for split in lists] == [{"failed"}] * len(lists)
+    assert set(weighted_rewards(context.config, figures)) == {"train", "heldout"} - set(lists)
+    assert weighted_reward(context.config, figures) is None
+    best = best_of(context.config, RunView(context).evaluations)
+    assert (best is None) == ("train" in lists)
+    content = evaluation_content(chain, 0)
+    assert content is not None
+    assert content.reward is None
+    assert {point.key for point in content.points} >= {f"eval/{split}/mine_failed" for split in lists}
+    node = Node(0, "judge", "mine")
+    assert set(describe_stage(context, node, chain.ref(node)).means) == {"train", "heldout"} - set(lists)
+    assert not any("held-out" in line for line in paragraphs(context, done=True)[1:])
+    assert alerts(chain) == []
+    assert outcome(context, Variant(name="small", settings={})).reward is None
+    assert describe_run(context)["evaluations"]["0"] == describe_result(context)["evaluations"]["0"] == figures
+    assert "mine" in run_report(context)
 
 
 def test_a_shard_of_one_bad_prompt_stops_nothing(make_config: Make) -> None:
