@@ -101,7 +101,7 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
 
 
 def begin(config: RunConfig) -> RunContext:
-    """Return the context of a run that is started or continued here, or its context if already open with this config."""
+    """Return the context of a run that is started or continued here; if it is open with this config, that context."""
     context, session = begin_run(config, reporter=reporter()), _open.get()
     is_open = session is not None and settings_of(session.context) == settings_of(context)
     return session.context if session is not None and is_open else context

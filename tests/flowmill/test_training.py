@@ -5,9 +5,12 @@ from __future__ import annotations
 import json as js
 import math
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import textwrap
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +21,7 @@ import numpy as np
 import pytest
 
 import flowmill
-from flowmill.carried_source import carried_source, is_importable
+from flowmill.carried_source import carried_source, is_importable, user_folders
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.import_paths import import_from
@@ -36,7 +39,7 @@ def script(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     """Return the globals of a script that is executed as ``__main__``."""
     file, main = tmp_path / "script.py", ModuleType("__main__")
     main.__file__ = str(file)
-    file.write_text(textwrap.dedent(text))
+    file.write_text(textwrap.dedent(text) if text.startswith("\n") else text)
     monkeypatch.setitem(sys.modules, "__main__", main)
     exec(compile(file.read_text(), str(file), "exec"), vars(main))
     return vars(main)
@@ -77,6 +80,140 @@ def test_a_function_is_carried_with_all_that_it_uses(tmp_path: Path, monkeypatch
     source = carried_source(names["reward"])
     monkeypatch.undo()
     assert scores(names["reward"], source) == [10.0, math.sqrt(50) + 10]
+
+
+FORMS = {
+    "classes that use each other": """
+        class Base:
+            def make(self):
+                return Child()
+
+        class Child(Base):
+            value = 2.0
+
+        def reward(media, prompts):
+            return [Base().make().value for _ in prompts]
+        """,
+    "a call while a class is defined": """
+        class Base:
+            value = 3.0
+
+            def early(self):
+                return Early
+
+        def value_of():
+            return Base.value
+
+        class Early:
+            value = value_of()
+
+        def reward(media, prompts):
+            return [Early.value + Base().early().value for _ in prompts]
+        """,
+    "a decorator that uses a function which uses what it decorates": """
+        def marked(function):
+            function.mark = applied(3.0)
+            return function
+
+        def applied(value):
+            return value * 2 if value < 9 else decorated()
+
+        @marked
+        def decorated():
+            return 2.0
+
+        def reward(media, prompts):
+            return [applied(9) + decorated.mark for _ in prompts]
+        """,
+    "a class that the interpreter has built in": """
+        from itertools import chain
+
+        def reward(media, prompts):
+            return [float(len(list(chain(each, each)))) for each in prompts]
+        """,
+    "a text of several lines, indented": """
+        if True:
+            def reward(media, prompts):
+                '''Say what.
+
+                It is a text.'''
+                form = '''Answer:
+                42
+                '''
+                return [float(len(form))] * len(prompts)
+        """,
+    "a text less indented than its function": """
+        if True:
+            def reward(media, prompts):
+                form = '''
+        Answer in one word.
+        '''
+                return [float(len(form))] * len(prompts)
+        """,
+    "a line of spaces in a text": "def reward(media, prompts):\n    return [float(len('''a\n   \n'''))] * 2\n",
+    "a method after a form feed": """
+        class Marked:
+            marks = "\f\u2028"
+
+            def value(self):
+                return float(len(self.marks))
+
+        def reward(media, prompts):
+            return [Marked().value() for _ in prompts]
+        """,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_carried_definition_does_what_it_does_in_its_script(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = script(FORMS[form], tmp_path, monkeypatch)["reward"]
+    here, source = reward(None, ["ab", "c"]), carried_source(reward)
+    monkeypatch.undo()
+    module = import_module(carried(reward, source).partition(":")[0])
+    assert module.reward(None, ["ab", "c"]) == here
+
+
+def test_sources_that_runs_have_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hash is part of the identity of a run's rewards."""
+    names = script(
+        """
+        class Other:
+            def base(self):
+                return Base
+
+        class Child(Other):
+            value = 1
+
+        class Base:
+            def make(self):
+                return Child()
+
+        if True:
+            def reward(media, prompts):
+                '''Say what.
+
+                It is a text.'''
+                return [Base().make().value for _ in prompts]
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    order = re.findall("^(?:class|def) (\\w+)", carried_source(names["reward"]), re.M)
+    assert order == ["Other", "Child", "Base", "reward"]
+
+
+def test_folders_of_modules_of_every_kind_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "lib"
+    for name in ("lib/there.py", "lib_own/mine_alone.py", "one/mine_spread/a.py", "two/mine_spread/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": str(installed)})
+    sys_path = [str(tmp_path / name) for name in ("lib", "lib_own", "one", "two")]
+    monkeypatch.setattr(sys, "path", [*sys.path, *sys_path])
+    assert "mine_alone" not in sys.modules, "a function imports it when it is called"
+    assert user_folders(["there", "mine_alone", "mine_spread.a", "nowhere", "flowmill.x"]) == sys_path[1:]
 
 
 def test_a_name_of_the_script_hides_one_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,7 @@ def test_a_server_that_fails_before_the_work_is_a_message(context: RunContext, m
 
 def test_a_tick_makes_up_for_those_with_its_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     deployment, own, due = uuid4(), {"run": "a", "epoch": 1}, {"run": "a", "epoch": 2}
+
     def tick(request: dict[str, Any], *, planned: bool = True) -> Any:
         same = {"name": "small", "deployment_id": deployment, "auto_scheduled": planned}
         return SimpleNamespace(id=str(uuid4()), parameters={"request": request}, **same)
