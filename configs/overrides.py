@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowmill.configs.data import USUAL_COLUMNS
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.override_quoting import text_override
+from flowmill.configs.paths import note_modules, resolve_paths
 
 #: Parts of an address that messages do not repeat.
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
@@ -91,6 +95,26 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
             ) from None
         _set(data, _keys(override), value, override)
     return data
+
+
+def located(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with paths that exist below the working directory, or the home ``~``, absolute."""
+    return [_located(override) for override in overrides]
+
+
+def _located(override: str) -> str:
+    key, _, text = override.partition("=")
+    try:
+        value = read_yaml(text)
+    except yaml.YAMLError:
+        return override
+    names, (before, data) = _keys(override), ({}, {})
+    for tree in (before, data):
+        _set(tree, names, copy.deepcopy(value), override)
+    node: Any = note_modules(resolve_paths(data, Path.cwd()), Path.cwd())
+    for name in names:
+        node, before = node[name], before[name]
+    return override if node == before else text_override(key, node)
 
 
 def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:

@@ -68,8 +68,8 @@ def train(
     if rewards is not None:
         several: Sequence[Any] = rewards if isinstance(rewards, list | tuple) else [rewards]
         data["rewards"] = [_reward(each, data) for each in several]
-    ready = make_config(data, where="the arguments of flowmill.train", name=default_name, folder=folder)
-    return start(ready, root=root, overrides=overrides).train()
+    where = "the arguments of flowmill.train"
+    return start(make_config(data, [*overrides], where=where, name=default_name, folder=folder), root=root).train()
 
 
 def start(
@@ -92,11 +92,15 @@ def start(
     Raises:
         FlowmillError: a setting cannot work, or a run of this name has other settings.
     """
-    from flowmill.configs.load import load_config, override_config
+    from flowmill.configs.load import load_config, make_config
     from flowmill.flows.environment import as_overrides, prepare_environment
 
     changes = [*overrides, *as_overrides(root, name)]
-    ready = override_config(config, changes) if isinstance(config, RunConfig) else load_config(config, changes)
+    if isinstance(config, RunConfig):
+        data, default_name, folder = _base(config)
+        ready = make_config(data, changes, where="the config", name=default_name, folder=folder).like(config)
+    else:
+        ready = load_config(config, changes)
     prepare_environment(ready.execution.threads)
     from flowmill.flows.process_state import begin
     from flowmill.tasks.checks.check import check_config
@@ -127,16 +131,18 @@ def maker_of(section: type[Section], label: str) -> Callable[..., Any]:
 
 def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, Path]:
     """Return the data of a config, the name of its run if the data have none, and the folder of its paths."""
+    from flowmill.configs.algorithm_defaults import without_own_followers
     from flowmill.configs.load import read_config
     from flowmill.configs.presets import config_file
 
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    name = Path(script).stem if script else "notebook"
     if isinstance(config, RunConfig):
-        return config.model_dump(mode="json"), str(config.run.name), Path()
+        return without_own_followers(config.model_dump(mode="json")), name, Path()
     if config is not None:
         file = config_file(config)
         return read_config(file), file.stem, file.parent
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    return {}, Path(script).stem if script else "notebook", Path()
+    return {}, name, Path()
 
 
 def _plain(value: Any) -> Any:

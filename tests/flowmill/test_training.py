@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,9 +26,11 @@ from flowmill.carried_source import carried_source, is_importable, user_folders
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.import_paths import import_from
-from flowmill.configs.load import load_config
+from flowmill.configs.load import load_config, override_config
 from flowmill.configs.model_families import FAMILIES, family_of
 from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.flows.requests import StageRequest
 from flowmill.models.policies import POLICIES
 from flowmill.models.rewards.factory import make_reward, needs_of
 from tests.conftest import ROOT
@@ -362,6 +365,65 @@ def test_a_config_converts_both_ways(tmp_path: Path) -> None:
     config = load_config("tiny_sd3", ["run.epochs=3"])
     (tmp_path / "again.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "again.yaml") == config
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RunConfig]]:
+    """The configs of runs to start, which end there."""
+    configs: list[RunConfig] = []
+
+    def check(config: RunConfig, *, rewards: bool) -> None:
+        configs.append(config)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("flowmill.tasks.checks.check.check_config", check)
+    monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
+    yield configs
+
+
+@pytest.mark.parametrize(
+    ("preset", "override"),
+    [
+        ("tiny_sd3", "run.epochs=7"),
+        *(("tiny_sd3", f"optimize.algorithm={name}") for name in ("nft", "refl", "grpo")),
+        *(("addition_grpo", f"optimize.algorithm={name}") for name in ("ppo", "reinforce_plus_plus")),
+        ("addition_ppo", "optimize.algorithm=grpo"),
+        ("tiny_sd3", "prompts.train=mine.txt"),
+        ("tiny_sd3", "prompts.heldout=~/mine.txt"),
+        ("tiny_sd3", "prompts={sources: [{name: a, train: mine.txt, heldout: mine.txt}]}"),
+        ("tiny_sd3", "execution.modules=[own]"),
+        ("tiny_sd3", "rewards=[{name: 'mine:score'}]"),
+    ],
+)
+def test_overrides_mean_the_same_from_python_as_on_the_command_line(
+    preset: str, override: str, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine.txt", "mine.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    plain, expected = load_config(preset), load_config(preset, [override])
+    for call in (flowmill.train, flowmill.start):
+        for config in (preset, plain):
+            with pytest.raises(ConfigError, match="enough"):
+                call(config, overrides=[override])
+    assert started == [expected] * 4
+    if not override.startswith("optimize"):
+        # What follows from an algorithm is left to a stage: it works on rollouts that exist.
+        staged = override_config(plain, StageRequest(run="a", overrides=[override]).overrides)
+        assert staged.model_dump(exclude={"execution"}) == expected.model_dump(exclude={"execution"})
+        assert override.startswith("rewards") or staged.execution == expected.execution
+
+
+def test_an_algorithm_brings_its_plan_to_a_config_that_is_made(started: list[RunConfig]) -> None:
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.train(load_config("tiny_sd3"), algorithm="nft")
+    assert started[0].rollout.plan.name == "final"
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.start(load_config("tiny_sd3", ["rollout.plan=late"]), overrides=["optimize.algorithm=nft"])
+    assert started[1].rollout.plan.name == "late", "a choice of the config stays"
 
 
 _SCRIPT = """
