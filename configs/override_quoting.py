@@ -11,7 +11,6 @@ _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
 def text_override(key: str, value: Any) -> str:
-    """Return an override that sets a key to a literal text, or to values with some, quoted so that YAML does not interpret
-    it."""
+    """Return an override that sets a key to a literal text, or values with texts, which YAML does not interpret."""
     quoted = json.dumps(value, ensure_ascii=False)
     return f"{key}=" + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -368,7 +367,7 @@ def test_a_config_converts_both_ways(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RunConfig]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configs of runs to start, which end there."""
     configs: list[RunConfig] = []
 
@@ -378,7 +377,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RunConfig]]:
 
     monkeypatch.setattr("flowmill.tasks.checks.check.check_config", check)
     monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
-    yield configs
+    return configs
 
 
 @pytest.mark.parametrize(
