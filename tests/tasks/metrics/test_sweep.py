@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
+import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, WorkerError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import PromptSource, PromptsSection
+from flowmill.flows import sweep
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
 from flowmill.tasks.metrics.sweep import (
@@ -49,6 +53,38 @@ def test_every_combination_is_a_variant_with_a_name_of_its_own() -> None:
     assert [variant.settings for variant in listed][3] == {RATE: 3e-4, "prompts.train": "a b.txt", "run.seed": 1}
     assert listed[0].overrides == [f"{RATE}=0.0001", "run.epochs=2", "run.seed=0"]
     assert listed[2].name == "s-learning_rate-0.0003-train-a-b.txt-seed-0"
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("sleep 0.1; echo 'flowmill: broken' >&2; exit 1", "^broken$"),
+        # A process that outlives it has its pipe.
+        ("(sleep 3 &); echo 'flowmill: broken' >&2; exit 1", "^broken$"),
+        ("echo first >&2; sleep 0.2; echo last >&2; exit 3", "first\nlast"),
+        ("kill -9 $$", "ended with code -9"),
+        ("echo warning >&2", None),
+        ("(sleep 3 &); echo warning >&2", None),
+    ],
+)
+def test_a_variant_that_failed_is_no_variant_that_is_done(
+    script: str, error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "python"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    # Often enough between two looks.
+    monkeypatch.setattr(sweep, "_LOOK_S", 0.005)
+    for _ in range(10):
+        with pytest.raises(WorkerError, match=error) if error else nullcontext():
+            sweep.run_variant.fn(["run"], threading.Event())
+
+
+def test_a_variant_that_is_stopped_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    monkeypatch.setattr(sweep, "_errors", lambda process: stop.set())
+    sweep.run_variant.fn(["--help"], stop)
 
 
 def test_the_mean_over_seeds_has_students_interval() -> None:
