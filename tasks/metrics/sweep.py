@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
         raise ConfigError("A sweep needs --grid key=value,value, or --list FILE.")
     axes = [_axis(grid) for grid in grids]
     rows = [_row(line) for line in lists] or [()]
-    by_name: dict[str, Variant] = {}
+    by_settings: dict[str, Variant] = {}
     for row in rows:
         for chosen in itertools.product(*axes):
             pairs = [*row, *chosen]
@@ -127,10 +128,15 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
             if twice:
                 raise ConfigError(f"'{twice[0]}' is given twice in one variant. Leave one of them out.")
             variant = Variant(name="-".join([name, *(_part(*pair) for pair in pairs)]), settings=dict(pairs))
-            if variant.name in by_name:
+            if (settings := fingerprint(variant.settings)) in by_settings:
                 raise ConfigError(f"Two variants are the same: {' '.join(variant.overrides)}.")
-            by_name[variant.name] = variant
-    return list(by_name.values())
+            by_settings[settings] = variant
+    # Names leave out signs, and the sections of settings.
+    counts = Counter(each.name for each in by_settings.values())
+    return [
+        each if counts[each.name] == 1 else replace(each, name=f"{each.name}-{settings[:8]}")
+        for settings, each in by_settings.items()
+    ]
 
 
 def read_list(file: Path) -> list[str]:

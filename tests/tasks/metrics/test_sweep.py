@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -53,6 +54,24 @@ def test_every_combination_is_a_variant_with_a_name_of_its_own() -> None:
     assert [variant.settings for variant in listed][3] == {RATE: 3e-4, "prompts.train": "a b.txt", "run.seed": 1}
     assert listed[0].overrides == [f"{RATE}=0.0001", "run.epochs=2", "run.seed=0"]
     assert listed[2].name == "s-learning_rate-0.0003-train-a-b.txt-seed-0"
+
+
+@pytest.mark.parametrize(
+    ("grids", "lists"),
+    [
+        (["rewards.0.weight=1,-1,2"], []),
+        (["prompts.heldout=data-a.txt,data/a.txt,b.txt"], []),
+        (["model.path='1',1,2"], []),
+        ([], [f"{RATE}=1e-3", "critic.learning_rate=1e-3", f"{RATE}=2e-3"]),
+    ],
+)
+def test_settings_with_equal_names_are_variants_of_their_own(grids: list[str], lists: list[str]) -> None:
+    found = variants("s", grids, lists)
+    pairs = (grid.split("=") for grid in grids)
+    backwards = variants("s", [f"{key}={','.join(values.split(',')[::-1])}" for key, values in pairs], lists[::-1])
+    assert {each.name: each.settings for each in found} == {each.name: each.settings for each in backwards}
+    assert len({each.name for each in found}) == 3
+    assert [bool(re.search("-[0-9a-f]{8}$", each.name)) for each in found] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +128,7 @@ def test_the_mean_over_seeds_has_students_interval() -> None:
         (["run.seed="], [], "is not of the form"),
         (["run.seed=[1"], [], "is not of the form"),
         (["run.seed=1,1"], [], "Two variants are the same: run.seed=1"),
+        (["rewards.0.weight=1,-1,1"], [], "Two variants are the same: rewards.0.weight=1"),
         (["run.seed=1", "run.seed=2"], [], "'run.seed' is given twice"),
         (["run.seed=1"], ["run.seed=2"], "'run.seed' is given twice"),
         ([], ["run.seed 2"], "--list: 'run.seed 2' is not of the form"),
