@@ -21,13 +21,13 @@ RewardLike = str | Mapping[str, Any] | Component | Callable[..., Any]
 def train(
     config: str | Path | RunConfig | None = None,
     *,
-    model: str | Mapping[str, Any] | Section | None = None,
-    prompts: str | Sequence[str] | Mapping[str, Any] | Section | None = None,
+    model: str | Path | Mapping[str, Any] | Section | None = None,
+    prompts: str | Path | Sequence[str] | Mapping[str, Any] | Section | None = None,
     rewards: RewardLike | Sequence[RewardLike] | None = None,
     algorithm: str | Mapping[str, Any] | Component | None = None,
     epochs: int | None = None,
     name: str | None = None,
-    root: str | None = None,
+    root: str | Path | None = None,
     overrides: Collection[str] = (),
     **sections: Mapping[str, Any] | Section,
 ) -> Run:
@@ -54,15 +54,15 @@ def train(
 
     data = {key: _plain(value) for key, value in sections.items()}
     if model is not None:
-        data["model"] = {"path": model} if isinstance(model, str) else _plain(model)
+        data["model"] = {"path": str(model)} if isinstance(model, str | Path) else _plain(model)
     if prompts is not None:
         plain = _plain(prompts)
         data["prompts"] = plain if isinstance(plain, dict) else {"train": plain}
     if algorithm is not None:
-        data["optimize"] = {**data.get("optimize", {}), "algorithm": _plain(algorithm)}
+        data["optimize"] = {**_section(data, "optimize"), "algorithm": _plain(algorithm)}
     run = {key: value for key, value in (("epochs", epochs), ("name", name)) if value is not None}
     if run:
-        data["run"] = {**data.get("run", {}), **run}
+        data["run"] = {**_section(data, "run"), **run}
     base, default_name, folder = _base(config)
     data = merged(base, data)
     if rewards is not None:
@@ -75,7 +75,7 @@ def train(
 def start(
     config: str | Path | RunConfig,
     *,
-    root: str | None = None,
+    root: str | Path | None = None,
     name: str | None = None,
     overrides: Collection[str] = (),
     rewind: bool = False,
@@ -145,13 +145,23 @@ def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, P
     return {}, name, Path()
 
 
+def _section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of data; an empty one if it is absent."""
+    section = data.get(name)
+    if section is not None and not isinstance(section, Mapping):
+        raise ConfigError(f"{name}: {section!r} is no section. Give a mapping of settings.")
+    return dict(section or {})
+
+
 def _plain(value: Any) -> Any:
     """Return a section as data, with the settings that were given alone."""
     if isinstance(value, Section):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
@@ -165,7 +175,7 @@ def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
             f"rewards: {reward!r} is no reward. Give a name, settings, a function, or a class with a method 'score'; "
             "an instance cannot be made again in other processes, its class can."
         )
-    execution = dict(data.get("execution") or {})
+    execution = _section(data, "execution")
     if is_importable(reward):
         module, attribute, used = reward.__module__, reward.__qualname__, [reward.__module__]
     else:

@@ -12,13 +12,15 @@ import sysconfig
 import textwrap
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import nbclient
 import nbformat
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
 
 import flowmill
 from flowmill.carried_source import carried_source, is_importable, user_folders
@@ -32,6 +34,7 @@ from flowmill.configs.schema import RunConfig
 from flowmill.flows.requests import StageRequest
 from flowmill.models.policies import POLICIES
 from flowmill.models.rewards.factory import make_reward, needs_of
+from flowmill.run_display import as_html
 from tests.conftest import ROOT
 
 PUBLIC = [name for name in flowmill.__all__ if name[0].isupper()]
@@ -423,6 +426,50 @@ def test_an_algorithm_brings_its_plan_to_a_config_that_is_made(started: list[Run
     with pytest.raises(ConfigError, match="enough"):
         flowmill.start(load_config("tiny_sd3", ["rollout.plan=late"]), overrides=["optimize.algorithm=nft"])
     assert started[1].rollout.plan.name == "late", "a choice of the config stays"
+
+
+def test_arguments_may_be_paths(started: list[RunConfig], tmp_path: Path) -> None:
+    places = {"model": tmp_path, "prompts": tmp_path / "mine.txt", "root": tmp_path / "store"}
+    for settings in ({key: str(value) for key, value in places.items()}, places):
+        with pytest.raises(ConfigError, match="enough"):
+            flowmill.train("tiny_sd3", **settings, overrides=["model.build=null"])
+    assert started[0] == started[1]
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.start("tiny_sd3", root=places["root"])
+    assert started[2].store.root == str(places["root"])
+    (tmp_path / "store" / "runs").mkdir(parents=True)
+    assert flowmill.open(places["root"]).root == flowmill.open(str(places["root"])).root
+
+
+@pytest.mark.parametrize(("section", "change"), [("optimize", {"algorithm": "grpo"}), ("run", {"epochs": 1})])
+def test_a_section_may_be_absent_and_is_no_value(
+    section: str, change: dict[str, Any], started: list[RunConfig]
+) -> None:
+    for wrong in ("nft", ["nft"], 3):
+        with pytest.raises(ConfigError, match=rf"{section}: .* is no section. Give a mapping"):
+            flowmill.train("tiny_sd3", **change, **{section: wrong})
+    with pytest.raises(ConfigError, match=r"execution: 3 is no section"):
+        flowmill.train("tiny_sd3", execution=3, rewards=load_config)
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.train("tiny_sd3", **change, **{section: None})
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.train("tiny_sd3", **change)
+    assert started[0] == started[1]
+
+
+@pytest.mark.parametrize("formats", [["", ""], ["png", ""], ["png", "png"]])
+def test_a_notebook_shows_samples_with_and_without_media(formats: list[str]) -> None:
+    rows = [{"sample_id": f"{each}", "prompt": "a", "media_format": form} for each, form in enumerate(formats)]
+
+    def images(epoch: int, samples: list[str], *, evaluation: bool) -> dict[str, Image.Image]:
+        assert all(formats[int(each)] for each in samples), "it has no media"
+        return {each: Image.new("RGB", (2, 2)) for each in samples}
+
+    figures = [{"figure": "mean", "list": "heldout", "reward": "r", "epoch": 1, "value": 0.5}]
+    shown: Any = SimpleNamespace(name="n", epochs=[1], evaluations=[0, 1], images=images)
+    shown.figures, shown.evaluation = lambda: pa.Table.from_pylist(figures), lambda epoch: pa.Table.from_pylist(rows)
+    html = as_html(shown)
+    assert (html.count("data:image/png"), html.count("<td>-</td>")) == (2 * formats.count("png"), 2 * formats.count(""))
 
 
 _SCRIPT = """
