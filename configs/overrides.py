@@ -108,13 +108,12 @@ def _located(override: str) -> str:
         value = read_yaml(text)
     except yaml.YAMLError:
         return override
-    names, (before, data) = _keys(override), ({}, {})
-    for tree in (before, data):
-        _set(tree, names, copy.deepcopy(value), override)
-    node: Any = note_modules(resolve_paths(data, Path.cwd()), Path.cwd())
-    for name in names:
-        node, before = node[name], before[name]
-    return override if node == before else text_override(key, node)
+    data: dict[str, Any] = {}
+    _set(data, _keys(override), copy.deepcopy(value), override)
+    resolved: Any = note_modules(resolve_paths(data, Path.cwd()), Path.cwd())
+    for name in _keys(override):
+        resolved = resolved[name]
+    return override if resolved == value else text_override(key, resolved)
 
 
 def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:

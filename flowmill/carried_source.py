@@ -125,7 +125,8 @@ def _in_order(lines: Mapping[str, str]) -> list[str]:
 
 def _needed(name: str, lines: Mapping[str, str]) -> list[str]:
     """Return the other names that the execution of a definition needs, sorted."""
-    names, called, nodes = set[str](), list[str](), [(node, False) for node in ast.parse(lines[name]).body]
+    names, called = set[str](), list[str]()
+    nodes: list[tuple[ast.AST, bool]] = [(node, False) for node in ast.parse(lines[name]).body]
     while nodes:
         node, is_called = nodes.pop()
         if isinstance(node, ast.Name) and node.id in lines:
