@@ -34,11 +34,7 @@ class AlgorithmNeeds(NamedTuple):
 
 def with_followers(data: Any) -> Any:
     """Return a config's data, filling in the plan and the estimator that its algorithm needs if it names none."""
-    optimize = _section(data, "optimize")
-    algorithm = None if optimize is None else optimize.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    needed = (_plan_of(name), PER_TOKEN.get(name)) if isinstance(name, str) else (None, None)
-    for (part, setting, default), component in zip(_FOLLOWING, needed, strict=True):
+    for (part, setting, default), component in zip(_FOLLOWING, _needed(data), strict=True):
         section = _section(data, part)
         if section is None:
             continue
@@ -50,6 +46,14 @@ def with_followers(data: Any) -> Any:
     return data
 
 
+def _needed(data: Any) -> tuple[str | None, str | None]:
+    """Return the plan and the estimator that the algorithm of a config's data needs, None if any works."""
+    optimize = _section(data, "optimize")
+    algorithm = None if optimize is None else optimize.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    return (_plan_of(name), PER_TOKEN.get(name)) if isinstance(name, str) else (None, None)
+
+
 def _plan_of(algorithm: str) -> str | None:
     """Return the plan that an algorithm needs, None if any plan works."""
     return "final" if algorithm in FORWARD else "late" if algorithm in STATES else None
@@ -59,8 +63,17 @@ def without_followers(filled: dict[str, Any], original: Mapping[str, Any]) -> No
     """Remove the filled-in names that a file does not give: an override may name another algorithm."""
     for part, setting, _ in _FOLLOWING:
         section = _section(filled, part) or {}
-        if setting not in (_section(original, part) or {}) and isinstance(section.get(setting), dict):
+        named = (_section(original, part) or {}).get(setting, {})
+        if isinstance(named, Mapping) and "name" not in named and isinstance(section.get(setting), dict):
             section[setting].pop("name", None)
+
+
+def without_own_followers(filled: dict[str, Any]) -> dict[str, Any]:
+    """Remove the components that the algorithm of a whole config gives, in place: a change may name another one."""
+    for (part, setting, default), component in zip(_FOLLOWING, _needed(filled), strict=True):
+        if filled[part][setting] == {"name": component or default, "options": {}}:
+            del filled[part][setting]
+    return filled
 
 
 def _section(data: Any, name: str) -> dict[str, Any] | None:

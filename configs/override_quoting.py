@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 #: Characters that YAML must escape, or interprets as line breaks.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
-def text_override(key: str, text: str) -> str:
-    """Return an override that sets a key to a literal text, quoted so that YAML does not interpret it."""
-    quoted = json.dumps(text, ensure_ascii=False)
+def text_override(key: str, value: Any) -> str:
+    """Return an override that sets a key to a literal text, or values with texts, which YAML does not interpret."""
+    quoted = json.dumps(value, ensure_ascii=False)
     return f"{key}=" + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

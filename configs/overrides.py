@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowmill.configs.data import USUAL_COLUMNS
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.override_quoting import text_override
+from flowmill.configs.paths import note_modules, resolve_paths
 
 #: Parts of an address that messages do not repeat.
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
@@ -91,6 +95,25 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
             ) from None
         _set(data, _keys(override), value, override)
     return data
+
+
+def located(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with paths that exist below the working directory, or the home ``~``, absolute."""
+    return [_located(override) for override in overrides]
+
+
+def _located(override: str) -> str:
+    key, _, text = override.partition("=")
+    try:
+        value = read_yaml(text)
+    except yaml.YAMLError:
+        return override
+    data: dict[str, Any] = {}
+    _set(data, _keys(override), copy.deepcopy(value), override)
+    resolved: Any = note_modules(resolve_paths(data, Path.cwd()), Path.cwd())
+    for name in _keys(override):
+        resolved = resolved[name]
+    return override if resolved == value else text_override(key, resolved)
 
 
 def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:

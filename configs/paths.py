@@ -63,7 +63,8 @@ def _texts(value: object) -> Iterator[str]:
 def _resolve(section: object, parts: Sequence[str], folder: Path) -> None:
     name, *rest = parts
     if name == "*":
-        for each in section if isinstance(section, list) else ():
+        # Overrides name an entry by its index.
+        for each in section.values() if isinstance(section, dict) else section if isinstance(section, list) else ():
             _resolve(each, rest, folder)
     elif isinstance(section, dict) and rest:
         _resolve(section.get(name), rest, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
 import linecache
 import math
@@ -11,7 +12,8 @@ import symtable
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,26 +23,36 @@ from flowmill.configs.errors import ConfigError
 _FUTURE = "from __future__ import annotations"
 #: Most characters of a constant.
 _MOST = 1 << 16
+_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: Bodies that are executed when they are called.
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def is_importable(thing: Any) -> bool:
     """Return whether other processes can import a function or class: it is not of a script or notebook."""
-    module = sys.modules.get(thing.__module__)
-    return thing.__module__ != "__main__" and getattr(module, "__file__", None) is not None
+    home = str(thing.__module__)
+    has_file = getattr(sys.modules.get(home), "__file__", None) is not None
+    return home != "__main__" and (has_file or home.partition(".")[0] in sys.stdlib_module_names)
 
 
 def user_folders(modules: Iterable[str]) -> list[str]:
     """Return the folders from which a user's own modules are imported: of those that are not installed."""
-    installed = tuple({*sysconfig.get_paths().values()})
-    folders = dict[str, None]()
-    for name in modules:
-        top = name.partition(".")[0]
-        file = getattr(sys.modules.get(top), "__file__", None)
-        if file is None or top == "flowmill" or file.startswith(installed):
-            continue
-        path = Path(file).resolve()
-        folders[str(path.parent.parent if path.stem == "__init__" else path.parent)] = None
-    return list(folders)
+    installed = [*map(Path, sysconfig.get_paths().values())]
+    tops = dict.fromkeys(name.partition(".")[0] for name in modules)
+    places = [place for top in tops if top != "flowmill" for place in _places(top)]
+    own = (each for each in places if not any(each.is_relative_to(folder) for folder in installed))
+    return list(dict.fromkeys(str(each.parent.resolve()) for each in own))
+
+
+def _places(top: str) -> list[Path]:
+    """Return the file of a module, or the folders of a package; one without ``__init__.py`` may have several."""
+    module = sys.modules.get(top)
+    # A function may import a module when it is called.
+    spec = find_spec(top) if module is None else getattr(module, "__spec__", None)
+    if spec is not None and spec.submodule_search_locations is not None:
+        return [*map(Path, spec.submodule_search_locations)]
+    file = getattr(module, "__file__", None) or (spec.origin if spec is not None and spec.has_location else None)
+    return [] if file is None else [Path(file)]
 
 
 def imported_modules(source: str) -> list[str]:
@@ -61,7 +73,7 @@ def carried_source(thing: Any) -> str:
     lines: dict[str, str] = {}
     _define(thing, thing.__name__, lines, label=f"reward '{thing.__name__}'")
     # Annotations may name what only type checkers import.
-    return "\n".join([_FUTURE, *lines.values()]) + "\n"
+    return "\n".join([_FUTURE, *_in_order(lines)]) + "\n"
 
 
 def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None:
@@ -75,8 +87,8 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
             "top of the script or cell, and pass values as options."
         )
     try:
-        source = _class_source(thing) or textwrap.dedent(inspect.getsource(thing))
-    except (OSError, TypeError):
+        source = _at_the_margin(_class_source(thing) or inspect.getsource(thing))
+    except (OSError, TypeError, SyntaxError):
         raise ConfigError(
             f"{label}: the source of '{name}' cannot be read. Define it in a file, or as a function in a notebook cell."
         ) from None
@@ -88,8 +100,69 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
             _carry(used, known[used], lines, label=label)
         elif used not in lines and not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
-    # After what it uses when it is defined.
+    # After what it uses.
     lines[name] = lines.pop(name)
+
+
+def _in_order(lines: Mapping[str, str]) -> list[str]:
+    """Return definitions in their order, but each after those that it needs to be executed: others may use each other.
+
+    These are the names outside the bodies of functions, and of what is called there, all that it uses.
+    """
+    placed: dict[str, str] = {}
+
+    def place(name: str, inside: tuple[str, ...]) -> None:
+        if name in placed or name in inside:
+            return
+        for needed in _needed(name, lines):
+            place(needed, (*inside, name))
+        placed[name] = lines[name]
+
+    for each in lines:
+        place(each, ())
+    return [*placed.values()]
+
+
+def _needed(name: str, lines: Mapping[str, str]) -> list[str]:
+    """Return the other names that the execution of a definition needs, sorted."""
+    names, called = set[str](), list[str]()
+    nodes: list[tuple[ast.AST, bool]] = [(node, False) for node in ast.parse(lines[name]).body]
+    while nodes:
+        node, is_called = nodes.pop()
+        if isinstance(node, ast.Name) and node.id in lines:
+            names.add(node.id)
+            called += [node.id] * is_called
+        decorators = getattr(node, "decorator_list", [])
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns") or (field == "body" and isinstance(node, _LATER)):
+                continue
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, ast.AST):
+                    nodes.append((each, is_called or isinstance(node, ast.Call) or each in decorators))
+    while called:
+        more = [each for each in _globals(lines[called.pop()]) if each in lines and each not in names]
+        names.update(more)
+        called += more
+    return sorted(names - {name})
+
+
+def _at_the_margin(source: str) -> str:
+    """Return the source of a definition that is indented as one that is not, with its texts of several lines as they
+    are."""
+    whole, moved = (f"if True:\n{source}" if source[:1].isspace() else source), textwrap.dedent(source)
+    content = _content(whole)
+    with contextlib.suppress(SyntaxError):
+        return moved if _content(moved) == content else whole
+    return whole
+
+
+def _content(source: str) -> str:
+    """Return the definition in a source as text, without what docstrings say."""
+    definition = next((node for node in ast.walk(ast.parse(source)) if isinstance(node, _DEFINED)), ast.Pass())
+    for each in ast.walk(definition):
+        if isinstance(each, _DEFINED) and ast.get_docstring(each) is not None:
+            each.body[0] = ast.Pass()
+    return ast.dump(definition)
 
 
 def _class_source(thing: Any) -> str:
@@ -97,12 +170,12 @@ def _class_source(thing: Any) -> str:
     code = next((each.__code__ for each in vars(thing).values() if inspect.isfunction(each)), None)
     if not inspect.isclass(thing) or code is None:
         return ""
-    text = "".join(linecache.getlines(code.co_filename))
-    for node in ast.walk(ast.parse(text)):
+    lines = linecache.getlines(code.co_filename)
+    for node in ast.walk(ast.parse("".join(lines))):
         if isinstance(node, ast.ClassDef) and node.name == thing.__name__ and node.end_lineno is not None:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if first <= code.co_firstlineno <= node.end_lineno:
-                return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+                return "".join(lines[first - 1 : node.end_lineno])
     return ""
 
 

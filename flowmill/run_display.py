@@ -34,13 +34,18 @@ def as_html(run: RunReader) -> str:
 
 
 def _shown(run: RunReader, epoch: int, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return samples of an evaluation as HTML: texts, or images and the first of several frames."""
+    """Return samples of an evaluation as HTML: texts, or images and the first of several frames; a dash for samples
+    without media, such as those of ``rollout.media.format: none``."""
     from flowmill.tasks.reports.report.page import data_url
 
     if "text" in rows[0]:
         return [_short(row["text"]) for row in rows]
-    cells, pictures = list[str](), run.images(epoch, [row["sample_id"] for row in rows], evaluation=True)
+    drawn = [row["sample_id"] for row in rows if row["media_format"]]
+    cells, pictures = list[str](), run.images(epoch, drawn, evaluation=True) if drawn else {}
     for row in rows:
+        if row["sample_id"] not in pictures:
+            cells.append("-")
+            continue
         images, file = pictures[row["sample_id"]], io.BytesIO()
         image = (images[0] if isinstance(images, list) else images).copy()
         image.thumbnail((_SIDE, _SIDE))

@@ -21,13 +21,13 @@ RewardLike = str | Mapping[str, Any] | Component | Callable[..., Any]
 def train(
     config: str | Path | RunConfig | None = None,
     *,
-    model: str | Mapping[str, Any] | Section | None = None,
-    prompts: str | Sequence[str] | Mapping[str, Any] | Section | None = None,
+    model: str | Path | Mapping[str, Any] | Section | None = None,
+    prompts: str | Path | Sequence[str] | Mapping[str, Any] | Section | None = None,
     rewards: RewardLike | Sequence[RewardLike] | None = None,
     algorithm: str | Mapping[str, Any] | Component | None = None,
     epochs: int | None = None,
     name: str | None = None,
-    root: str | None = None,
+    root: str | Path | None = None,
     overrides: Collection[str] = (),
     **sections: Mapping[str, Any] | Section,
 ) -> Run:
@@ -54,28 +54,28 @@ def train(
 
     data = {key: _plain(value) for key, value in sections.items()}
     if model is not None:
-        data["model"] = {"path": model} if isinstance(model, str) else _plain(model)
+        data["model"] = {"path": str(model)} if isinstance(model, str | Path) else _plain(model)
     if prompts is not None:
         plain = _plain(prompts)
         data["prompts"] = plain if isinstance(plain, dict) else {"train": plain}
     if algorithm is not None:
-        data["optimize"] = {**data.get("optimize", {}), "algorithm": _plain(algorithm)}
+        data["optimize"] = {**_section(data, "optimize"), "algorithm": _plain(algorithm)}
     run = {key: value for key, value in (("epochs", epochs), ("name", name)) if value is not None}
     if run:
-        data["run"] = {**data.get("run", {}), **run}
+        data["run"] = {**_section(data, "run"), **run}
     base, default_name, folder = _base(config)
     data = merged(base, data)
     if rewards is not None:
         several: Sequence[Any] = rewards if isinstance(rewards, list | tuple) else [rewards]
         data["rewards"] = [_reward(each, data) for each in several]
-    ready = make_config(data, where="the arguments of flowmill.train", name=default_name, folder=folder)
-    return start(ready, root=root, overrides=overrides).train()
+    where = "the arguments of flowmill.train"
+    return start(make_config(data, [*overrides], where=where, name=default_name, folder=folder), root=root).train()
 
 
 def start(
     config: str | Path | RunConfig,
     *,
-    root: str | None = None,
+    root: str | Path | None = None,
     name: str | None = None,
     overrides: Collection[str] = (),
     rewind: bool = False,
@@ -92,11 +92,15 @@ def start(
     Raises:
         FlowmillError: a setting cannot work, a run of this name has other settings, or another process executes it.
     """
-    from flowmill.configs.load import load_config, override_config
+    from flowmill.configs.load import load_config, make_config
     from flowmill.flows.environment import as_overrides, prepare_environment
 
     changes = [*overrides, *as_overrides(root, name)]
-    ready = override_config(config, changes) if isinstance(config, RunConfig) else load_config(config, changes)
+    if isinstance(config, RunConfig):
+        data, default_name, folder = _base(config)
+        ready = make_config(data, changes, where="the config", name=default_name, folder=folder).like(config)
+    else:
+        ready = load_config(config, changes)
     prepare_environment(ready.execution.threads)
     from flowmill.flows.process_state import begin
     from flowmill.storage.artifacts.commit import ArtifactStore
@@ -131,16 +135,26 @@ def maker_of(section: type[Section], label: str) -> Callable[..., Any]:
 
 def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, Path]:
     """Return the data of a config, the name of its run if the data have none, and the folder of its paths."""
+    from flowmill.configs.algorithm_defaults import without_own_followers
     from flowmill.configs.load import read_config
     from flowmill.configs.presets import config_file
 
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    name = Path(script).stem if script else "notebook"
     if isinstance(config, RunConfig):
-        return config.model_dump(mode="json"), str(config.run.name), Path()
+        return without_own_followers(config.model_dump(mode="json")), name, Path()
     if config is not None:
         file = config_file(config)
         return read_config(file), file.stem, file.parent
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    return {}, Path(script).stem if script else "notebook", Path()
+    return {}, name, Path()
+
+
+def _section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of data; an empty one if it is absent."""
+    section = data.get(name)
+    if section is not None and not isinstance(section, Mapping):
+        raise ConfigError(f"{name}: {section!r} is no section. Give a mapping of settings.")
+    return dict(section or {})
 
 
 def _plain(value: Any) -> Any:
@@ -149,7 +163,9 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
@@ -163,7 +179,7 @@ def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
             f"rewards: {reward!r} is no reward. Give a name, settings, a function, or a class with a method 'score'; "
             "an instance cannot be made again in other processes, its class can."
         )
-    execution = dict(data.get("execution") or {})
+    execution = _section(data, "execution")
     if is_importable(reward):
         module, attribute, used = reward.__module__, reward.__qualname__, [reward.__module__]
     else:

@@ -19,7 +19,7 @@ from flowmill.tasks.runs.addresses import find_artifact
 from flowmill.tasks.runs.opening import open_run
 
 
-def open(root: str | None = None) -> Store:
+def open(root: str | Path | None = None) -> Store:
     """Return an existing store.
 
     Args:

@@ -40,19 +40,19 @@ def wants_traceback() -> bool:
     return os.environ.get("FLOWMILL_TRACEBACK", "") not in ("", "0")
 
 
-def default_root(root: str | None) -> str:
+def default_root(root: str | Path | None) -> str:
     """Return the requested root, else FLOWMILL_ROOT, else the default folder."""
     if root == "":
         raise ConfigError("The root of the store is empty: it names nothing. Leave it out, or give a folder or URI.")
-    return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
+    return str(root or "") or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
-def chosen_root(root: str | None) -> str | None:
+def chosen_root(root: str | Path | None) -> str | None:
     """Return the requested root, else FLOWMILL_ROOT, else None: that of a config."""
     return default_root(root) if root is not None or os.environ.get("FLOWMILL_ROOT") else None
 
 
-def as_overrides(root: str | None, name: str | None) -> list[str]:
+def as_overrides(root: str | Path | None, name: str | None) -> list[str]:
     """Return a root, else FLOWMILL_ROOT, and a name as overrides of a config."""
     return place_overrides(chosen_root(root), name)
 
@@ -63,7 +63,7 @@ def place_overrides(root: str | None, name: str | None) -> list[str]:
     return [text_override(key, value) for key, value in places.items() if value is not None]
 
 
-def existing_root(root: str | None) -> str:
+def existing_root(root: str | Path | None) -> str:
     """Return the location of an existing store; commands that only read create no folder."""
     chosen = default_root(root)
     if "://" in chosen:

@@ -1,4 +1,4 @@
-"""State shared by the flows and tasks of one process: its open runs and its progress reporter."""
+"""State shared by the flows and tasks of one process: the open run of a thread, and its progress reporter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from prefect.runtime import flow_run
@@ -16,7 +17,7 @@ from flowmill.configs.escaping import visible
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.chained import resolved_config
 from flowmill.flows.requests import PipelineRequest
-from flowmill.tasks.execution.jobs import JobSession, JobSpec, own_code
+from flowmill.tasks.execution.jobs import JobSession, JobSpec, own_code, settings_of
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.runs.context import RunContext
@@ -41,29 +42,29 @@ class LogReporter:
         self._log.info(visible(text, keep="\n\t"))
 
 
-_open: dict[tuple[str, str], Session] = {}
-_reporter: list[Reporter] = []
+#: Of this thread and the tasks it submits: concurrent calls of a program may open one run with other settings each.
+_open: ContextVar[Session | None] = ContextVar("open", default=None)
+_reporter: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
 
 
 def use_reporter(reporter: Reporter) -> None:
     """Use this reporter for every run opened from now on."""
-    _reporter[:] = [reporter]
+    _reporter.set(reporter)
 
 
 @contextmanager
 def shown_by(reporter: Reporter) -> Iterator[None]:
     """Use this reporter for runs opened inside the block, and pass their errors on to the caller."""
-    before = [*_reporter]
-    use_reporter(reporter)
+    before = _reporter.set(reporter)
     try:
         yield
     finally:
-        _reporter[:] = before
+        _reporter.reset(before)
 
 
 def reporter() -> Reporter:
     """Return the progress reporter."""
-    return _reporter[0] if _reporter else LogReporter()
+    return _reporter.get() or LogReporter()
 
 
 def flow_run_name() -> str:
@@ -79,7 +80,7 @@ def flow_run_name() -> str:
 
 def is_called() -> bool:
     """Return whether a program called the flow and reports its progress itself; otherwise only Prefect's UI does."""
-    return bool(_reporter)
+    return _reporter.get() is not None
 
 
 def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
@@ -100,28 +101,26 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
 
 
 def begin(config: RunConfig) -> RunContext:
-    """Return the context of a run that is started or continued in this process, or its context if already open."""
-    context = begin_run(config, reporter=reporter())
-    opened_session = _open.get(_key(context))
-    return context if opened_session is None else opened_session.context
+    """Return the context of a run that is started or continued here; if it is open with this config, that context."""
+    context, session = begin_run(config, reporter=reporter()), _open.get()
+    is_open = session is not None and settings_of(session.context) == settings_of(context)
+    return session.context if session is not None and is_open else context
 
 
 @contextmanager
 def opened(context: RunContext) -> Iterator[Session]:
-    """Yield the session of a run, and register it for the tasks of this process inside the block.
+    """Yield the session of a run, for this thread and the tasks it submits inside the block.
 
-    A run that is already open shares its session. Executors and models are released at the end.
+    A context that is already open shares its session. Executors and models are released at the end.
     """
-    key, before = _key(context), _open.get(_key(context))
+    before = _open.get()
     session = before if before is not None and before.context is context else Session(context)
-    _open[key] = session
+    token = _open.set(session)
     try:
         yield session
     finally:
         session.close()
-        del _open[key]
-        if before is not None:
-            _open[key] = before
+        _open.reset(token)
 
 
 _visited = JobSession(reporter)
@@ -131,10 +130,11 @@ _visiting = threading.Lock()
 
 @contextmanager
 def session_of(job: JobSpec) -> Iterator[Session]:
-    """Yield the session for a job: the open run's, else this process's own, which serves one task at a time."""
-    opened_session = _open.get((job.root, job.run))
-    if opened_session is not None:
-        yield opened_session
+    """Yield the session for a job: the open run's if it has the job's config, else this process's own, which serves one
+    task at a time."""
+    session = _open.get()
+    if session is not None and settings_of(session.context) == job.settings:
+        yield session
         return
     if job.code != own_code():
         raise WorkerError(
@@ -143,7 +143,3 @@ def session_of(job: JobSpec) -> Iterator[Session]:
         )
     with _visiting:
         yield _visited.of(job)
-
-
-def _key(context: RunContext) -> tuple[str, str]:
-    return (context.store.root.uri, context.run.name)

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ _LOGGERS = (
     "prefect.flow_engine",
     "prefect.task_engine",
 )
+#: Levels of these loggers at the start of each flow at work; a program may run flows in several threads.
+_levels: list[dict[str, int]] = []
+_lock = threading.Lock()
 
 
 def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
@@ -45,12 +49,17 @@ def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
         return outcome(flow(request, return_state=True))
 
 
-@functools.cache
 def _server() -> LocalApi | None:
     """Return this process's server, started once because Prefect keeps sending events to the first server it used.
 
     None if the user names a server.
     """
+    with _lock:
+        return _started_server()
+
+
+@functools.cache
+def _started_server() -> LocalApi | None:
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(local_api())
@@ -63,19 +72,28 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
 
     from flowmill.flows.api import lasting
 
-    before = {name: logging.getLogger(name).level for name in _LOGGERS}
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     settings: dict[Any, Any] = {}
     if api is not None:
         # No automation reads the heartbeats of a temporary server, which cost every flow up to a second at its end.
         settings = {PREFECT_API_URL: api.wait(), PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with _silenced(), temporary_settings(settings), contextlib.nullcontext() if api else lasting():
+        yield
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    with _lock:
+        _levels.append({name: logging.getLogger(name).level for name in _LOGGERS})
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        with temporary_settings(settings), contextlib.nullcontext() if api else lasting():
-            yield
+        yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        with _lock:
+            if len(_levels) == 1:
+                for name, level in _levels[0].items():
+                    logging.getLogger(name).setLevel(level)
+            _levels.pop()
 
 
 def outcome(state: Any) -> Any:

@@ -96,7 +96,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def make_up_for_missed() -> None:
-    """End the other due scheduled flow runs of this deployment as ``Skipped``; this flow run does their work.
+    """End the other due scheduled flow runs of this deployment with equal parameters as ``Skipped``; this flow run does
+    their work. Each schedule of a deployment may have parameters of its own.
 
     One run thus catches up on all ticks missed while no worker ran, or while a flow run outlasted the interval. A
     started run ends the waiting ones, not vice versa: if ticks came faster than processes start, every run would yield.
@@ -118,7 +119,7 @@ def make_up_for_missed() -> None:
             deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[own.deployment_id])),
         )
         for other in due:
-            if other.auto_scheduled and other.id != own.id:
+            if other.auto_scheduled and other.id != own.id and other.parameters == own.parameters:
                 skipped: State[None] = Completed(
                     name="Skipped", message=f"{own.name}, which began after this was due, does the work."
                 )

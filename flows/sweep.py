@@ -186,9 +186,18 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
     )
     try:
         while process.poll() is None and not stop.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _, errors = process.communicate(timeout=_LOOK_S)
-                if process.returncode:
-                    raise WorkerError("\n".join(errors.splitlines()[-_TAIL:]).removeprefix("flowmill: "))
+            _errors(process)
+        # It may end between two looks, and what it started may still hold its end of the pipe.
+        if process.returncode and not stop.is_set():
+            said = "\n".join(_errors(process).splitlines()[-_TAIL:]).removeprefix("flowmill: ")
+            raise WorkerError(said or f"its process ended with code {process.returncode}")
     finally:
         stop_trees([process], grace=10)
+
+
+def _errors(process: subprocess.Popen[str]) -> str:
+    """Return what a process has said of errors so far, after its end or a short time."""
+    try:
+        return process.communicate(timeout=_LOOK_S)[1]
+    except subprocess.TimeoutExpired as late:
+        return (late.stderr or b"").decode(errors="replace")

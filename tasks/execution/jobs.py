@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ def own_code() -> str:
 class JobSpec:
     """One stage to run."""
 
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     """The run's config, or another config for this stage."""
     run: str
     """Name of the run."""
@@ -60,13 +60,12 @@ class JobSpec:
     @classmethod
     def of(cls, run: StageRun, *, number: int = 0) -> JobSpec:
         """Return the job of a stage."""
-        stage, context = run.stage, run.stage.context
-        config = context.config.model_dump(mode="json")
-        config["store"]["root"] = run.store.root.uri
+        stage = run.stage
+        config, name, epoch = settings_of(stage.context)
         return cls(
             config=config,
-            run=context.run.name,
-            epoch=context.epoch,
+            run=name,
+            epoch=epoch,
             node=(stage.node.epoch, stage.node.stage, stage.node.slot),
             artifact=str(run.ref),
             inputs=tuple(str(ref) for ref in stage.inputs()),
@@ -90,13 +89,20 @@ class JobSpec:
         return str(self.config["store"]["root"])
 
     @property
-    def settings(self) -> tuple[object, ...]:
+    def settings(self) -> tuple[dict[str, Any], str, int]:
         """The key that jobs of one context share."""
         return (self.config, self.run, self.epoch)
 
     def parsed_config(self) -> RunConfig:
         """Return the config."""
-        return parse_config(dict(self.config), where=f"run '{self.run}'")
+        return parse_config(self.config, where=f"run '{self.run}'")
+
+
+def settings_of(context: RunContext) -> tuple[dict[str, Any], str, int]:
+    """Return ``JobSpec.settings`` of the jobs of a context: its config as plain data, its run and its epoch."""
+    config = context.config.model_dump(mode="json")
+    config["store"]["root"] = context.store.root.uri
+    return config, context.run.name, context.epoch
 
 
 class JobSession:

@@ -102,8 +102,8 @@ class Dask:
     task_runner = "prefect_dask:DaskTaskRunner"
     remedy = "'dask scheduler --port 8786' starts one, and 'dask worker tcp://HOST:8786' its workers."
 
-    workers: PositiveInt = 2
-    """Processes to start on this machine, one shard each at a time."""
+    workers: PositiveInt | None = None
+    """Processes to start on this machine, one shard each at a time; 2 when absent."""
     address: str | None = None
     """Scheduler of a running cluster: ``tcp://host:8786``."""
     cluster_class: str | None = None
@@ -119,6 +119,11 @@ class Dask:
         """
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
+        if self.workers is not None and (self.address is not None or self.cluster_class is not None):
+            raise ValueError(
+                "workers are started on this machine, but address and cluster_class name other clusters: remove "
+                "workers, or say in cluster how many the class starts."
+            )
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
@@ -128,7 +133,7 @@ class Dask:
         if self.cluster_class is not None:
             return {"cluster_class": self.cluster_class, "cluster_kwargs": self.cluster}
         # Models may fill the memory: Dask's nanny must not end workers at its own memory limit.
-        local = {"n_workers": self.workers, "threads_per_worker": 1, "memory_limit": 0}
+        local = {"n_workers": self.workers or 2, "threads_per_worker": 1, "memory_limit": 0}
         return {"cluster_kwargs": {**local, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", **self.cluster}}
 
     def connect(self, task_runner: Any) -> None:

@@ -121,7 +121,16 @@ def _singles(row: dict[str, Any], section: DataSection, number: int) -> Sequence
     """Return a row for each sample of a list, with its rating."""
     samples, rating = row.get(section.sample), section.rating
     is_chat = isinstance(samples, list) and any(isinstance(each, Mapping) and "role" in each for each in samples)
+    if (label := section.columns.get("preferred")) is not None:
+        raise ValueError(f"'{label}' says which of two samples is preferred, but no chosen and rejected ones are named")
+    if {"rating", "rank"} <= {*section.columns}:
+        raise ValueError("data.columns.rating and data.columns.rank both say how samples are rated. Name one of them")
     if section.messages is not None or not isinstance(samples, list) or is_chat:
+        if "rank" in section.columns:
+            raise ValueError(
+                f"'{rating}' is a rank among the samples of a list, but this row has one sample. List the samples of a "
+                "prompt and their ranks in one row, or give ratings as data.columns.rating"
+            )
         return (row,)
     medias = [as_media(each, number, (section.sample, place)) for place, each in enumerate(samples)]
     if rating is None:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,8 @@ import yaml
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import fingerprint
-from flowmill.configs.overrides import read_yaml
+from flowmill.configs.override_quoting import text_override
+from flowmill.configs.overrides import located, read_yaml
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
 
@@ -118,7 +120,7 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
         raise ConfigError("A sweep needs --grid key=value,value, or --list FILE.")
     axes = [_axis(grid) for grid in grids]
     rows = [_row(line) for line in lists] or [()]
-    by_name: dict[str, Variant] = {}
+    by_settings: dict[str, Variant] = {}
     for row in rows:
         for chosen in itertools.product(*axes):
             pairs = [*row, *chosen]
@@ -126,10 +128,15 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
             if twice:
                 raise ConfigError(f"'{twice[0]}' is given twice in one variant. Leave one of them out.")
             variant = Variant(name="-".join([name, *(_part(*pair) for pair in pairs)]), settings=dict(pairs))
-            if variant.name in by_name:
+            if (settings := fingerprint(variant.settings)) in by_settings:
                 raise ConfigError(f"Two variants are the same: {' '.join(variant.overrides)}.")
-            by_name[variant.name] = variant
-    return list(by_name.values())
+            by_settings[settings] = variant
+    # Names leave out signs, and the sections of settings.
+    counts = Counter(each.name for each in by_settings.values())
+    return [
+        each if counts[each.name] == 1 else replace(each, name=f"{each.name}-{settings[:8]}")
+        for settings, each in by_settings.items()
+    ]
 
 
 def read_list(file: Path) -> list[str]:
@@ -171,7 +178,7 @@ def final_settings(config: RunConfig, prompts: str) -> list[str]:
             "place. Leave --final out, and evaluate the best with 'flowmill stage evaluate --name final --set "
             "prompts.sources=...'."
         )
-    return [f"prompts.heldout={json.dumps(prompts)}"]
+    return located([text_override("prompts.heldout", prompts)])
 
 
 def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -5,28 +5,36 @@ from __future__ import annotations
 import json as js
 import math
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import textwrap
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import nbclient
 import nbformat
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
 
 import flowmill
-from flowmill.carried_source import carried_source, is_importable
+from flowmill.carried_source import carried_source, is_importable, user_folders
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.import_paths import import_from
-from flowmill.configs.load import load_config
+from flowmill.configs.load import load_config, override_config
 from flowmill.configs.model_families import FAMILIES, family_of
 from flowmill.configs.registry import resolve
+from flowmill.configs.schema import RunConfig
+from flowmill.flows.requests import StageRequest
 from flowmill.models.policies import POLICIES
 from flowmill.models.rewards.factory import make_reward, needs_of
+from flowmill.run_display import as_html
 from tests.conftest import ROOT
 
 PUBLIC = [name for name in flowmill.__all__ if name[0].isupper()]
@@ -36,7 +44,7 @@ def script(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     """Return the globals of a script that is executed as ``__main__``."""
     file, main = tmp_path / "script.py", ModuleType("__main__")
     main.__file__ = str(file)
-    file.write_text(textwrap.dedent(text))
+    file.write_text(textwrap.dedent(text) if text.startswith("\n") else text)
     monkeypatch.setitem(sys.modules, "__main__", main)
     exec(compile(file.read_text(), str(file), "exec"), vars(main))
     return vars(main)
@@ -77,6 +85,140 @@ def test_a_function_is_carried_with_all_that_it_uses(tmp_path: Path, monkeypatch
     source = carried_source(names["reward"])
     monkeypatch.undo()
     assert scores(names["reward"], source) == [10.0, math.sqrt(50) + 10]
+
+
+FORMS = {
+    "classes that use each other": """
+        class Base:
+            def make(self):
+                return Child()
+
+        class Child(Base):
+            value = 2.0
+
+        def reward(media, prompts):
+            return [Base().make().value for _ in prompts]
+        """,
+    "a call while a class is defined": """
+        class Base:
+            value = 3.0
+
+            def early(self):
+                return Early
+
+        def value_of():
+            return Base.value
+
+        class Early:
+            value = value_of()
+
+        def reward(media, prompts):
+            return [Early.value + Base().early().value for _ in prompts]
+        """,
+    "a decorator that uses a function which uses what it decorates": """
+        def marked(function):
+            function.mark = applied(3.0)
+            return function
+
+        def applied(value):
+            return value * 2 if value < 9 else decorated()
+
+        @marked
+        def decorated():
+            return 2.0
+
+        def reward(media, prompts):
+            return [applied(9) + decorated.mark for _ in prompts]
+        """,
+    "a class that the interpreter has built in": """
+        from itertools import chain
+
+        def reward(media, prompts):
+            return [float(len(list(chain(each, each)))) for each in prompts]
+        """,
+    "a text of several lines, indented": """
+        if True:
+            def reward(media, prompts):
+                '''Say what.
+
+                It is a text.'''
+                form = '''Answer:
+                42
+                '''
+                return [float(len(form))] * len(prompts)
+        """,
+    "a text less indented than its function": """
+        if True:
+            def reward(media, prompts):
+                form = '''
+        Answer in one word.
+        '''
+                return [float(len(form))] * len(prompts)
+        """,
+    "a line of spaces in a text": "def reward(media, prompts):\n    return [float(len('''a\n   \n'''))] * 2\n",
+    "a method after a form feed": """
+        class Marked:
+            marks = "\f\u2028"
+
+            def value(self):
+                return float(len(self.marks))
+
+        def reward(media, prompts):
+            return [Marked().value() for _ in prompts]
+        """,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_carried_definition_does_what_it_does_in_its_script(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = script(FORMS[form], tmp_path, monkeypatch)["reward"]
+    here, source = reward(None, ["ab", "c"]), carried_source(reward)
+    monkeypatch.undo()
+    module = import_module(carried(reward, source).partition(":")[0])
+    assert module.reward(None, ["ab", "c"]) == here
+
+
+def test_sources_that_runs_have_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hash is part of the identity of a run's rewards."""
+    names = script(
+        """
+        class Other:
+            def base(self):
+                return Base
+
+        class Child(Other):
+            value = 1
+
+        class Base:
+            def make(self):
+                return Child()
+
+        if True:
+            def reward(media, prompts):
+                '''Say what.
+
+                It is a text.'''
+                return [Base().make().value for _ in prompts]
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    order = re.findall("^(?:class|def) (\\w+)", carried_source(names["reward"]), re.M)
+    assert order == ["Other", "Child", "Base", "reward"]
+
+
+def test_folders_of_modules_of_every_kind_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "lib"
+    for name in ("lib/there.py", "lib_own/mine_alone.py", "one/mine_spread/a.py", "two/mine_spread/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": str(installed)})
+    sys_path = [str(tmp_path / name) for name in ("lib", "lib_own", "one", "two")]
+    monkeypatch.setattr(sys, "path", [*sys.path, *sys_path])
+    assert "mine_alone" not in sys.modules, "a function imports it when it is called"
+    assert user_folders(["there", "mine_alone", "mine_spread.a", "nowhere", "flowmill.x"]) == sys_path[1:]
 
 
 def test_a_name_of_the_script_hides_one_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +367,109 @@ def test_a_config_converts_both_ways(tmp_path: Path) -> None:
     config = load_config("tiny_sd3", ["run.epochs=3"])
     (tmp_path / "again.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "again.yaml") == config
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configs of runs to start, which end there."""
+    configs: list[RunConfig] = []
+
+    def check(config: RunConfig, *, rewards: bool) -> None:
+        configs.append(config)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("flowmill.tasks.checks.check.check_config", check)
+    monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
+    return configs
+
+
+@pytest.mark.parametrize(
+    ("preset", "override"),
+    [
+        ("tiny_sd3", "run.epochs=7"),
+        *(("tiny_sd3", f"optimize.algorithm={name}") for name in ("nft", "refl", "grpo")),
+        *(("addition_grpo", f"optimize.algorithm={name}") for name in ("ppo", "reinforce_plus_plus")),
+        ("addition_ppo", "optimize.algorithm=grpo"),
+        ("tiny_sd3", "prompts.train=mine.txt"),
+        ("tiny_sd3", "prompts.heldout=~/mine.txt"),
+        ("tiny_sd3", "prompts={sources: [{name: a, train: mine.txt, heldout: mine.txt}]}"),
+        ("tiny_sd3", "execution.modules=[own]"),
+        ("tiny_sd3", "rewards=[{name: 'mine:score'}]"),
+    ],
+)
+def test_overrides_mean_the_same_from_python_as_on_the_command_line(
+    preset: str, override: str, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine.txt", "mine.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    plain, expected = load_config(preset), load_config(preset, [override])
+    for call in (flowmill.train, flowmill.start):
+        for config in (preset, plain):
+            with pytest.raises(ConfigError, match="enough"):
+                call(config, overrides=[override])
+    assert started == [expected] * 4
+    if not override.startswith("optimize"):
+        # What follows from an algorithm is left to a stage: it works on rollouts that exist.
+        staged = override_config(plain, StageRequest(run="a", overrides=[override]).overrides)
+        assert staged.model_dump(exclude={"execution"}) == expected.model_dump(exclude={"execution"})
+        assert override.startswith("rewards") or staged.execution == expected.execution
+
+
+def test_an_algorithm_brings_its_plan_to_a_config_that_is_made(started: list[RunConfig]) -> None:
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.train(load_config("tiny_sd3"), algorithm="nft")
+    assert started[0].rollout.plan.name == "final"
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.start(load_config("tiny_sd3", ["rollout.plan=late"]), overrides=["optimize.algorithm=nft"])
+    assert started[1].rollout.plan.name == "late", "a choice of the config stays"
+
+
+def test_arguments_may_be_paths(started: list[RunConfig], tmp_path: Path) -> None:
+    places = {"model": tmp_path, "prompts": tmp_path / "mine.txt", "root": tmp_path / "store"}
+    for settings in ({key: str(value) for key, value in places.items()}, places):
+        with pytest.raises(ConfigError, match="enough"):
+            flowmill.train("tiny_sd3", **settings, overrides=["model.build=null"])
+    assert started[0] == started[1]
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.start("tiny_sd3", root=places["root"])
+    assert started[2].store.root == str(places["root"])
+    (tmp_path / "store" / "runs").mkdir(parents=True)
+    assert flowmill.open(places["root"]).root == flowmill.open(str(places["root"])).root
+
+
+@pytest.mark.parametrize(("section", "change"), [("optimize", {"algorithm": "grpo"}), ("run", {"epochs": 1})])
+def test_a_section_may_be_absent_and_is_no_value(
+    section: str, change: dict[str, Any], started: list[RunConfig]
+) -> None:
+    for wrong in ("nft", ["nft"], 3):
+        with pytest.raises(ConfigError, match=rf"{section}: .* is no section. Give a mapping"):
+            flowmill.train("tiny_sd3", **change, **{section: wrong})
+    with pytest.raises(ConfigError, match=r"execution: 3 is no section"):
+        flowmill.train("tiny_sd3", execution=3, rewards=load_config)
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.train("tiny_sd3", **change, **{section: None})
+    with pytest.raises(ConfigError, match="enough"):
+        flowmill.train("tiny_sd3", **change)
+    assert started[0] == started[1]
+
+
+@pytest.mark.parametrize("formats", [["", ""], ["png", ""], ["png", "png"]])
+def test_a_notebook_shows_samples_with_and_without_media(formats: list[str]) -> None:
+    rows = [{"sample_id": f"{each}", "prompt": "a", "media_format": form} for each, form in enumerate(formats)]
+
+    def images(epoch: int, samples: list[str], *, evaluation: bool) -> dict[str, Image.Image]:
+        assert all(formats[int(each)] for each in samples), "it has no media"
+        return {each: Image.new("RGB", (2, 2)) for each in samples}
+
+    figures = [{"figure": "mean", "list": "heldout", "reward": "r", "epoch": 1, "value": 0.5}]
+    shown: Any = SimpleNamespace(name="n", epochs=[1], evaluations=[0, 1], images=images)
+    shown.figures, shown.evaluation = lambda: pa.Table.from_pylist(figures), lambda epoch: pa.Table.from_pylist(rows)
+    html = as_html(shown)
+    assert (html.count("data:image/png"), html.count("<td>-</td>")) == (2 * formats.count("png"), 2 * formats.count(""))
 
 
 _SCRIPT = """

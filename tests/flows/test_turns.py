@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -177,6 +178,27 @@ def test_a_server_that_fails_before_the_work_is_a_message(context: RunContext, m
     assert str(state.message).endswith(f"To go on: flowmill stage optimize --run small --root {root} --epoch 1")
     for logger in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(logger).removeFilter(scheduled_runs._is_news)
+
+
+def test_a_tick_makes_up_for_those_with_its_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment, own, due = uuid4(), {"run": "a", "epoch": 1}, {"run": "a", "epoch": 2}
+
+    def tick(request: dict[str, Any], *, planned: bool = True) -> Any:
+        same = {"name": "small", "deployment_id": deployment, "auto_scheduled": planned}
+        return SimpleNamespace(id=str(uuid4()), parameters={"request": request}, **same)
+
+    ticks = [tick(own), tick(own), tick(due), tick({"run": "b", "epoch": 1}), tick(own, planned=False), tick({})]
+    ended: list[str] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda flow_run: ticks[0],
+        read_flow_runs=lambda **filters: ticks,
+        set_flow_run_state=lambda flow_run, state, force: ended.append(flow_run),
+    )
+    monkeypatch.setattr(scheduled_runs, "get_client", lambda sync_client: nullcontext(client))
+    monkeypatch.setattr(scheduled_runs, "flow_run", SimpleNamespace(id=ticks[0].id))
+    monkeypatch.setattr(scheduled_runs, "is_called", lambda: False)
+    scheduled_runs.make_up_for_missed()
+    assert ended == [ticks[1].id]
 
 
 def test_every_scheduled_flow_first_makes_up_for_missed_ticks() -> None:

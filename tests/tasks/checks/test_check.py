@@ -127,6 +127,8 @@ REFUSED = {
         execution.runner=dusk -> execution.runner 'dusk' does not exist. Did you mean 'dask'?
         execution.runner={name: dask, options: {workers: 0}} -> workers is 0; it must be greater than 0
         execution.runner={name: dask, options: {address: 'tcp://n:1', cluster_class: x.Y}} -> names a cluster that runs
+        execution.runner={name: dask, options: {address: 'tcp://n:1', workers: 4}} -> workers are started on this
+        execution.runner={name: dask, options: {cluster_class: x.Y, workers: 2}} -> workers are started on this
         execution.runner=dask; execution.score_workers=2 -> execution.score_workers is 2
         execution.runner=ray -> 'address'
         execution.runner={name: ray, options: {address: auto}} -> address is 'auto', which has no port

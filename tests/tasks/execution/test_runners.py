@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import astuple, replace
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
+from typing import Any
 
 import dask
 import psutil
@@ -20,6 +25,7 @@ from flowmill.configs import extras
 from flowmill.configs.errors import ConfigError, RunConflictError, WorkerError
 from flowmill.configs.schema import StoreSection
 from flowmill.flows import process_state, stages
+from flowmill.flows.run_in_process import _LOGGERS, on_server
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.checks.check import check_config
@@ -125,6 +131,38 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
         process_state.session_of(replace(order, code="other")),
     ):
         pass
+
+
+def test_concurrent_calls_work_with_their_own_settings(make_config: Make) -> None:
+    run, both, levels = begin_run(make_config()), Barrier(2), [logging.getLogger(name).level for name in _LOGGERS]
+    api: Any = SimpleNamespace(wait=lambda: "http://127.0.0.1:1/api")
+
+    def work(overrides: Sequence[str]) -> None:
+        context, shown = open_run(run.store.root.uri, "small", overrides=overrides), Silent()
+        with on_server(api), process_state.shown_by(shown), process_state.opened(context) as session:
+            both.wait(20)
+            job = JobSpec.of(StageRun(session.stage(Node(0, "base"))))
+            with process_state.session_of(job) as own:
+                assert own is session
+            # As Prefect's threads of tasks do.
+            with ThreadPoolExecutor(1) as task:
+                assert task.submit(copy_context().run, process_state._open.get).result() is session
+            with process_state.session_of(replace(job, epoch=9)) as other:
+                assert (other.context.epoch, other is session) == (9, False)
+            both.wait(20)
+        # The first to begin ends first.
+        assert (process_state._open.get(), process_state.is_called()) == (None, False)
+
+    with ThreadPoolExecutor(2) as threads:
+        [*threads.map(work, (["run.seed=1"], ["run.seed=2"]))]
+    assert [logging.getLogger(name).level for name in _LOGGERS] == levels
+
+
+def test_a_run_is_begun_with_the_config_named(make_config: Make) -> None:
+    first = begin_run(make_config())
+    with process_state.opened(first):
+        assert process_state.begin(make_config()) is first
+        assert process_state.begin(make_config("run.epochs=7")).config.run.epochs == 7
 
 
 def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:

@@ -224,6 +224,20 @@ BAD: list[tuple[dict[str, Any], dict[str, str], str]] = [
         "there is no 'p', which says which sample is preferred",
     ),
     ({"prompt": "q", "c": ["s", "t"], "r": [1, None]}, {"sample": "c", "rank": "r"}, "'r' holds None, no rank"),
+    ({"prompt": "q", "c": "s", "r": 1}, {"sample": "c", "rank": "r"}, "'r' is a rank among the samples of a list"),
+    (
+        {"prompt": "q", "c": [{"role": "assistant", "content": "s"}], "r": 1},
+        {"sample": "c", "rank": "r"},
+        "'r' is a rank among the samples of a list",
+    ),
+    (
+        {"m": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "s"}], "r": 1},
+        {"messages": "m", "rank": "r"},
+        "'r' is a rank among the samples of a list",
+    ),
+    ({"prompt": "q", "c": ["s", "t"], "r": [1, 2]}, {"sample": "c", "rank": "r", "rating": "s"}, "both say how"),
+    ({"prompt": "q", "c": ["s", "t"], "p": 1}, {"sample": "c", "preferred": "p"}, "no chosen and rejected ones"),
+    ({"prompt": "q", "c": "s", "p": 1}, {"sample": "c", "preferred": "p"}, "no chosen and rejected ones"),
     ({"text": "t"}, {"sample": "other"}, "has no 'prompt'; it has text"),
 ]
 

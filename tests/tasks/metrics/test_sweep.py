@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import sys
+import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, WorkerError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import PromptSource, PromptsSection
+from flowmill.flows import sweep
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
 from flowmill.tasks.metrics.sweep import (
@@ -51,6 +56,56 @@ def test_every_combination_is_a_variant_with_a_name_of_its_own() -> None:
     assert listed[2].name == "s-learning_rate-0.0003-train-a-b.txt-seed-0"
 
 
+@pytest.mark.parametrize(
+    ("grids", "lists"),
+    [
+        (["rewards.0.weight=1,-1,2"], []),
+        (["prompts.heldout=data-a.txt,data/a.txt,b.txt"], []),
+        (["model.path='1',1,2"], []),
+        ([], [f"{RATE}=1e-3", "critic.learning_rate=1e-3", f"{RATE}=2e-3"]),
+    ],
+)
+def test_settings_with_equal_names_are_variants_of_their_own(grids: list[str], lists: list[str]) -> None:
+    found = variants("s", grids, lists)
+    pairs = (grid.split("=") for grid in grids)
+    backwards = variants("s", [f"{key}={','.join(values.split(',')[::-1])}" for key, values in pairs], lists[::-1])
+    assert {each.name: each.settings for each in found} == {each.name: each.settings for each in backwards}
+    assert len({each.name for each in found}) == 3
+    assert [bool(re.search("-[0-9a-f]{8}$", each.name)) for each in found] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("sleep 0.1; echo 'flowmill: broken' >&2; exit 1", "^broken$"),
+        # A process that outlives it has its pipe.
+        ("(sleep 3 &); echo 'flowmill: broken' >&2; exit 1", "^broken$"),
+        ("echo first >&2; sleep 0.2; echo last >&2; exit 3", "first\nlast"),
+        ("kill -9 $$", "ended with code -9"),
+        ("echo warning >&2", None),
+        ("(sleep 3 &); echo warning >&2", None),
+    ],
+)
+def test_a_variant_that_failed_is_no_variant_that_is_done(
+    script: str, error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "python"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    # Often enough between two looks.
+    monkeypatch.setattr(sweep, "_LOOK_S", 0.005)
+    for _ in range(10):
+        with pytest.raises(WorkerError, match=error) if error else nullcontext():
+            sweep.run_variant.fn(["run"], threading.Event())
+
+
+def test_a_variant_that_is_stopped_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    monkeypatch.setattr(sweep, "_errors", lambda process: stop.set())
+    sweep.run_variant.fn(["--help"], stop)
+
+
 def test_the_mean_over_seeds_has_students_interval() -> None:
     found = variants("s", [f"{RATE}=1e-4,3e-4", "run.seed=0,1,2"], [])
     scores = [1.0, 2.0, 3.0, 0.5, 0.5]
@@ -73,6 +128,7 @@ def test_the_mean_over_seeds_has_students_interval() -> None:
         (["run.seed="], [], "is not of the form"),
         (["run.seed=[1"], [], "is not of the form"),
         (["run.seed=1,1"], [], "Two variants are the same: run.seed=1"),
+        (["rewards.0.weight=1,-1,1"], [], "Two variants are the same: rewards.0.weight=1"),
         (["run.seed=1", "run.seed=2"], [], "'run.seed' is given twice"),
         (["run.seed=1"], ["run.seed=2"], "'run.seed' is given twice"),
         ([], ["run.seed 2"], "--list: 'run.seed 2' is not of the form"),
