@@ -100,7 +100,7 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
             _carry(used, known[used], lines, label=label)
         elif used not in lines and not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
-    # After what it uses.
+    # After the definitions that it uses.
     lines[name] = lines.pop(name)
 
 
@@ -157,7 +157,7 @@ def _at_the_margin(source: str) -> str:
 
 
 def _content(source: str) -> str:
-    """Return the definition in a source as text, without what docstrings say."""
+    """Return the definition in a source as text, without its docstrings."""
     definition = next((node for node in ast.walk(ast.parse(source)) if isinstance(node, _DEFINED)), ast.Pass())
     for each in ast.walk(definition):
         if isinstance(each, _DEFINED) and ast.get_docstring(each) is not None:

@@ -187,7 +187,7 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
     try:
         while process.poll() is None and not stop.is_set():
             _errors(process)
-        # It may end between two looks, and what it started may still hold its end of the pipe.
+        # It may end between two looks, and its child processes may still hold the pipe.
         if process.returncode and not stop.is_set():
             said = "\n".join(_errors(process).splitlines()[-_TAIL:]).removeprefix("flowmill: ")
             raise WorkerError(said or f"its process ended with code {process.returncode}")
@@ -196,7 +196,7 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
 
 
 def _errors(process: subprocess.Popen[str]) -> str:
-    """Return what a process has said of errors so far, after its end or a short time."""
+    """Return the standard error of a process so far, after its end or a short time."""
     try:
         return process.communicate(timeout=_LOOK_S)[1]
     except subprocess.TimeoutExpired as late:

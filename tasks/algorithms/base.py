@@ -48,13 +48,14 @@ class ForwardTimes:
             raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
         if self.shift != 1 and self.kind != "logit_normal":
             raise ValueError(f"shift is {self.shift}, but only acts on kind 'logit_normal', and kind is {self.kind!r}.")
-        if (self.low, self.high) != (0.02, 0.98) and not self.bounded:
-            raise ValueError(
-                f"low is {self.low} and high {self.high}, but they only act on the kinds 'stratified' and 'power', and "
-                f"kind is {self.kind!r}."
-            )
         if not 0 < self.low < self.high < 1:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
+
+    def without_effect(self) -> str | None:
+        """Return why bounds do nothing, if so."""
+        if self.bounded or (self.low, self.high) == (0.02, 0.98):
+            return None
+        return f"low and high of times act on the kinds 'stratified' and 'power', and kind is {self.kind!r}"
 
     @property
     def bounded(self) -> bool:
@@ -81,15 +82,15 @@ class BehaviorDecay:
 
     flat: NonNegativeInt = 0
     rate: NonNegativeFloat = 0.0
-    maximum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    maximum: Annotated[float, Field(ge=0, le=1)] = 0.0
     start: NonNegativeFloat = 0.0
 
-    def __post_init__(self) -> None:
+    def without_effect(self) -> str | None:
+        """Return why d is 0 after every epoch though a field is set, if so."""
         rises = self.rate > 0 or self.start > 0
         if self.maximum == 0 and (rises or self.flat > 0):
-            raise ValueError("maximum is 0, so that d always is. Set maximum above 0, 0.999 for instance.")
-        if self.maximum > 0 and not rises:
-            raise ValueError(f"maximum is {self.maximum}, but start and rate are 0, and so is d. Set one of them.")
+            return "maximum of decay is 0, so that d always is; published values are 0.5 and 0.999"
+        return "start and rate of decay are 0, and so is d" if self.maximum > 0 and not rises else None
 
     def __call__(self, epoch: int) -> float:
         """Return d after an epoch."""

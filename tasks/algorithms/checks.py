@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.configs.refusals import Refusal, refuse
@@ -105,12 +105,16 @@ class Trained:
     @property
     def algorithm(self) -> str:
         """The algorithm with its config key, for messages."""
-        return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
+        return _named(self.config)
 
     @property
     def group(self) -> int:
         """Number of samples that are compared."""
         return self.config.samples_per_group
+
+
+def _named(config: RunConfig) -> str:
+    return f"optimize.algorithm '{config.optimize.algorithm.name}'"
 
 
 def compared_rows(facts: Trained) -> Iterator[Refusal]:
@@ -156,6 +160,20 @@ def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
             f"rollout.steps is {rollout.steps}, so no step would be left out",
             "Lower it, or remove optimize.replay.steps",
         )
+
+
+def check_options(config: RunConfig, algorithm: Any) -> None:
+    """Check that options of an algorithm act next to its others. Stored runs may have such as do not."""
+    parts = [algorithm, algorithm.requires.times, algorithm.requires.decay]
+    reasons = [part.without_effect() for part in parts if hasattr(part, "without_effect")]
+    refuse(
+        config,
+        (
+            Refusal("optimize.algorithm.options", why, "Change or remove them", f"{_named(config)}:")
+            for why in reasons
+            if why is not None
+        ),
+    )
 
 
 def check_advantage(config: RunConfig) -> None:

@@ -46,11 +46,10 @@ class CRD(ForwardProcess):
     detach_center: bool = False
     """Keep the gradient out of the center, as the public code does."""
 
-    def __post_init__(self) -> None:
-        # slots=True creates a new class, so super() without arguments would refer to the old one.
-        super(CRD, self).__post_init__()
-        if self.public_pools and self.temperature != 0:
-            raise ValueError(f"public_pools only acts with temperature 0, and temperature is {self.temperature}.")
+    def without_effect(self) -> str | None:
+        """Return why public_pools does nothing, if so."""
+        idle = self.public_pools and self.temperature != 0
+        return f"public_pools acts with temperature 0, and temperature is {self.temperature}" if idle else None
 
     @property
     def requires(self) -> Requirements:

@@ -58,16 +58,18 @@ class DirectAlign(ForwardProcess):
     def __post_init__(self) -> None:
         if bool(self.positive) != bool(self.negative):
             raise ValueError("one of positive and negative holds control words, but each is compared with the other.")
-        if not self.positive and (tuple(self.denoising), tuple(self.inverting)) != ((0.1, 0.25), (0.3, 0.01)):
-            raise ValueError(
-                "denoising and inverting weigh control words, and there are none. Set positive and negative."
-            )
         times = self.levels()
         if self.positive and (not times.bounded or times.high + self.step >= 1):
             raise ValueError(
                 f"control words are set, so that {self.step} (step) is inverted from every level, but times of kind "
                 f"{times.kind!r} reach {times.high if times.bounded else 1}; their sum must be below 1."
             )
+
+    def without_effect(self) -> str | None:
+        """Return why weights of control words do nothing, if so."""
+        default = (tuple(self.denoising), tuple(self.inverting)) == ((0.1, 0.25), (0.3, 0.01))
+        idle = not self.positive and not default
+        return "denoising and inverting weigh control words, and positive and negative are not set" if idle else None
 
     @property
     def requires(self) -> Requirements:

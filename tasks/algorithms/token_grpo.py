@@ -64,12 +64,15 @@ class TokenGRPO(RatioClip):
     def __post_init__(self) -> None:
         if (self.normalization == "constant") != (self.constant is not None):
             raise ValueError("constant belongs to normalization 'constant', which needs it.")
-        if self.tis is None and (self.tis_low, self.tis_outside) != (0.0, "clip"):
-            raise ValueError("tis_low and tis_outside belong to tis, which is not set. Set tis, or remove them.")
         if self.tis is not None and not 0 <= self.tis_low <= 1 <= self.tis:
             raise ValueError(
                 f"tis is {self.tis} and tis_low {self.tis_low}; a weight of 1 must lie between tis_low and tis."
             )
+
+    def without_effect(self) -> str | None:
+        """Return why details of importance weights do nothing, if so."""
+        idle = self.tis is None and (self.tis_low, self.tis_outside) != (0.0, "clip")
+        return "tis_low and tis_outside belong to tis, which is not set" if idle else None
 
     @property
     def kl_limit(self) -> float:

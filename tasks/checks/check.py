@@ -11,7 +11,7 @@ from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.policies import POLICIES
 from flowmill.storage.trajectories import TRAJECTORY_STORES
-from flowmill.tasks.algorithms.checks import Trained
+from flowmill.tasks.algorithms.checks import Trained, check_options
 from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.checks.check_execution import check_execution
 from flowmill.tasks.checks.check_render import check_render
@@ -91,6 +91,7 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     _check_name("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_watch(config)
     refuse(config, _of_kind(plan))
+    check_options(config, plan.algorithm)
     # The base model comes first: later checks depend on its architecture.
     check_model(plan)
     check_execution(plan)
