@@ -300,8 +300,11 @@ def _misplaced(store: ArtifactStore, name: str, lost: Collection[str]) -> Iterat
 def at_rest(store: ArtifactStore) -> Iterator[None]:
     """Lock all runs of a store inside the context, so that no artifact that a run reads or makes is removed."""
     with ExitStack() as locks:
-        for name in list_runs(store):
+
+        def lock(name: str) -> None:
             locks.enter_context(store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"))
+
+        store.root.map(lock, list_runs(store))
         yield
 
 

@@ -96,8 +96,8 @@ class Root(Protocol):
     def read_many(self, paths: list[str]) -> list[bytes | None]:
         """Return the bytes of several small objects, None for those that do not exist."""
 
-    def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return the results of a function that reads, in the order of its items; concurrent if requests take time."""
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results of a function for each item, in their order; concurrent where requests take time."""
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``; empty when it does not exist."""

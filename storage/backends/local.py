@@ -132,9 +132,9 @@ class LocalBackend:
         """Return the bytes of several small objects."""
         return [self.read(path) for path in paths]
 
-    def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Return the results of a function for some items."""
-        return [read(item) for item in items]
+        return [function(item) for item in items]
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""

@@ -29,8 +29,8 @@ from flowmill.storage.backends.process_tags import tag
 _PIECE = 4 * PART
 #: Concurrent uploads of files of a shard.
 _TOGETHER = 4
-#: Concurrent reads of runs or artifacts.
-_READERS = 16
+#: Runs or artifacts whose requests are concurrent.
+_ITEMS = 16
 _STALE_UPLOAD_S = 24 * 3600.0
 
 #: Maximum bytes of cached records, and of one record.
@@ -102,10 +102,10 @@ class S3Backend:
             records[path] = data
         return [records[path] for path in paths]
 
-    def map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return the results of a function that reads, for several items at a time."""
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
-            return list(pool.map(read, items))
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results of a function for each item, several at a time."""
+        with ThreadPoolExecutor(_ITEMS, thread_name_prefix="item") as pool:
+            return list(pool.map(function, items))
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""

@@ -17,6 +17,7 @@ from flowmill.configs.errors import CorruptError, RunConflictError, StoreError
 from flowmill.configs.schema import StoreSection
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import RunFolder, at_rest
 from flowmill.storage.backends import ROOTS, open_backend
 from flowmill.storage.backends.base import BLOCK, PART, FileEntry, Root
 from flowmill.storage.backends.checksums import describe_file
@@ -240,6 +241,19 @@ class TestS3:
         root = open_backend(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))
         barrier = threading.Barrier(4, timeout=60)
         root.map(lambda item: barrier.wait(), range(4))
+
+    def test_all_runs_of_a_store_are_at_rest_or_none(self, bucket: str) -> None:
+        store = ArtifactStore(f"s3://{bucket}")
+        locks = [RunFolder(store, f"r{number}").lock_path for number in range(6)]
+        for number in range(6):
+            assert store.root.create(layout.run_record(f"r{number}"), b"{}")
+        with store.root.lock(locks[3], "Run 'r3'"):
+            with pytest.raises(RunConflictError, match="Run 'r3' is being executed"), at_rest(store):
+                pass
+            assert [store.root.locked(path) for path in locks] == [number == 3 for number in range(6)]
+        with at_rest(store):
+            assert all(store.root.locked(path) for path in locks)
+        assert not any(store.root.locked(path) for path in locks)
 
     def test_the_cache_stays_within_its_limit(self, bucket: str, tmp_path: Path) -> None:
         limit = 64_000_000
