@@ -30,6 +30,8 @@ class AlgorithmNeeds(NamedTuple):
     """Number of reward calls per row during training."""
     ends: bool = True
     """Training uses the end of a chain, or a prediction of it; assumed of a custom algorithm."""
+    desired: bool = False
+    """Only desired samples are trained on; runs of earlier versions trained the others as rows of loss 0."""
 
 
 def with_followers(data: Any) -> Any:

@@ -97,7 +97,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     return data
 
 
-def located(overrides: Sequence[str]) -> list[str]:
+def with_resolved_paths(overrides: Sequence[str]) -> list[str]:
     """Return overrides with paths that exist below the working directory, or the home ``~``, absolute."""
     return [_located(override) for override in overrides]
 

@@ -17,7 +17,7 @@ from flowmill.configs import introspection
 from flowmill.configs.base import Section
 from flowmill.configs.command_options import CommandLine, command_line
 from flowmill.configs.escaping import command
-from flowmill.configs.overrides import located
+from flowmill.configs.overrides import with_resolved_paths
 from flowmill.configs.presets import presets
 
 #: Prefect's concurrency limit for the GPUs that all flow runs of a server share.
@@ -196,7 +196,7 @@ class StageRequest(Request):
     """Do the work again, as a new attempt."""
     evaluation: Annotated[str, CommandLine("--name", "NAME")] = ""
     """For evaluate and judge: the name of an additional evaluation, separate from the run's own."""
-    overrides: Annotated[Overrides, AfterValidator(located)] = Field(default_factory=list)
+    overrides: Annotated[Overrides, AfterValidator(with_resolved_paths)] = Field(default_factory=list)
     """Settings of this stage alone, 'section.key=value' each; the result is a side result, kept next to the run."""
     trust_store: TrustStore = False
 

@@ -51,7 +51,7 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
         return needs
     requires = make_algorithm(config).requires
     ends = ":" in config.optimize.algorithm.name or requires.ends
-    return AlgorithmNeeds(requires.old_means, requires.gradients, requires.rewards, ends)
+    return AlgorithmNeeds(requires.old_means, requires.gradients, requires.rewards, ends, requires.desired)
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:

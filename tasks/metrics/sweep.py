@@ -20,7 +20,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.override_quoting import text_override
-from flowmill.configs.overrides import located, read_yaml
+from flowmill.configs.overrides import read_yaml, with_resolved_paths
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
 
@@ -178,7 +178,7 @@ def final_settings(config: RunConfig, prompts: str) -> list[str]:
             "place. Leave --final out, and evaluate the best with 'flowmill stage evaluate --name final --set "
             "prompts.sources=...'."
         )
-    return located([text_override("prompts.heldout", prompts)])
+    return with_resolved_paths([text_override("prompts.heldout", prompts)])
 
 
 def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -45,7 +45,7 @@ class RunPlan(ResolvedConfig):
         """
         data = self.config.data
         others = data is None or data.paired or data.rating is not None
-        return {"desired_alone": True} if self.requires.desired and others else {}
+        return {"desired_alone": True} if self.needs.desired and others else {}
 
     @property
     def has_losses(self) -> bool:

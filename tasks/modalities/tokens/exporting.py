@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flowmill.configs.escaping import in_code, in_markdown, in_python
 from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.weights.lora_files import PEFT_CONFIG
 from flowmill.tasks.export.card import quantized_notes
 from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.inputs.base_model import BaseModel, license_files
@@ -83,11 +84,12 @@ class LanguageModelExport:
         trainable = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
         policy, target, base = cast(CausalLM, trainable.policy), folder / PIPELINE, self._exporting.base
         target.mkdir(parents=True)
-        if lora := self._exporting.format == "lora":
-            # A folder's path would be one of this machine.
-            (config,) = policy.model.peft_config.values()
-            config.base_model_name_or_path, config.revision = base.name if base.source == "hub" else None, base.revision
-        write_model(policy, target, adapters=lora)
+        write_model(policy, target, adapters=self._exporting.format == "lora")
+        if self._exporting.format == "lora" and base.source == "hub":
+            # peft itself would look up the repository when it writes the adapter.
+            settings = json.loads((target / PEFT_CONFIG).read_text())
+            settings |= {"base_model_name_or_path": base.name, "revision": base.revision}
+            (target / PEFT_CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True))
         for path in license_files(self._context.base_folder):
             (target / path.name).write_bytes(path.read_bytes())
         settings = tokens_of(self._config).model_dump(mode="json", exclude={"engine"})
