@@ -107,7 +107,7 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
 def _in_order(lines: Mapping[str, str]) -> list[str]:
     """Return definitions in their order, but each after those that it needs to be executed: others may use each other.
 
-    These are the names outside the bodies of functions, and of what is called there, all that it uses.
+    These are the names outside the bodies of functions, and all names in functions that are called there.
     """
     placed: dict[str, str] = {}
 

@@ -69,7 +69,7 @@ def _begun(request: PipelineRequest) -> RunContext:
 def at_turn(
     run: RunContext, request: PipelineRequest | ContinueRequest, begun: Callable[[], RunContext]
 ) -> Iterator[RunContext]:
-    """Yield what ``begun`` returns once no other process executes the run, and keep others from executing it inside.
+    """Yield the result of ``begun`` once no other process executes the run, and keep others from executing it inside.
 
     Before, the other process may still change the length and the config of the run.
     """

@@ -202,8 +202,10 @@ def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collect
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import still_read
 
-    chains = (open_run(store.root.uri, name, reads=True).chain for name in names if name not in forgotten)
-    return {artifact for chain in chains for artifact in still_read(chain)}
+    def read(name: str) -> set[str]:
+        return still_read(open_run(store.root.uri, name, reads=True).chain)
+
+    return set[str]().union(*store.root.map(read, [name for name in names if name not in forgotten]))
 
 
 @store_app.command()

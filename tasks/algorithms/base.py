@@ -44,18 +44,18 @@ class ForwardTimes:
     """All levels use the same noise."""
 
     def __post_init__(self) -> None:
-        if self.power != 1 and self.kind != "power":
-            raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
-        if self.shift != 1 and self.kind != "logit_normal":
-            raise ValueError(f"shift is {self.shift}, but only acts on kind 'logit_normal', and kind is {self.kind!r}.")
         if not 0 < self.low < self.high < 1:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
 
     def without_effect(self) -> str | None:
-        """Return why bounds do nothing, if so."""
-        if self.bounded or (self.low, self.high) == (0.02, 0.98):
-            return None
-        return f"low and high of times act on the kinds 'stratified' and 'power', and kind is {self.kind!r}"
+        """Return why an option does nothing with this kind, if so."""
+        idle = {
+            "power of times acts on the kind 'power'": self.power != 1 and self.kind != "power",
+            "shift of times acts on the kind 'logit_normal'": self.shift != 1 and self.kind != "logit_normal",
+            "low and high of times act on the kinds 'stratified' and 'power'": not self.bounded
+            and (self.low, self.high) != (0.02, 0.98),
+        }
+        return next((f"{why}, and kind is {self.kind!r}" for why, does in idle.items() if does), None)
 
     @property
     def bounded(self) -> bool:

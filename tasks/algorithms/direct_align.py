@@ -32,7 +32,7 @@ from flowmill.tasks.algorithms.forward import ForwardProcess
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: k of a relative reward: at -1 and below, the wanted words would count for nothing, or less.
+#: k of a relative reward: at -1 and below, the positive words would count for nothing, or less.
 _Weight: TypeAlias = Annotated[float, Field(gt=-1)]
 
 

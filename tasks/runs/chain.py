@@ -207,9 +207,9 @@ class Chain:
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
         """Return the run's first attempt with the same content as its newest.
 
-        Attempts that only other runs have do not count: which of them are complete depends on their progress, and what
-        this run computed from its own would no longer belong to it. An earlier attempt without its manifest may have
-        the same content; only making it again shows that.
+        Attempts that only other runs have do not count: which of them are complete depends on their progress, and
+        artifacts that this run computed from its own would no longer belong to it. An earlier attempt without its
+        manifest may have the same content; only making it again shows that.
         """
         attempts = [entry.ref for entry in self._attempts(node, plain)]
         if not attempts or attempts[-1] == plain:

@@ -123,7 +123,7 @@ def _collect(store: ArtifactStore, run: str) -> None:
 
 
 def operations(root: str, samples: int, shards: int) -> dict[str, Callable[..., object]]:
-    """Return what is measured, by name: with runs of some samples in some shards, in the store at ``root``."""
+    """Return the measured operations by name, with runs of some samples in some shards, in the store at ``root``."""
 
     def stages(*names: str) -> Callable[..., None]:
         return lambda seed=0: _carry_out(_begin(root, samples, shards, seed), names)

@@ -182,7 +182,7 @@ RULES: list[tuple[str, str, str, list[Any], list[Any]]] = [
 ]
 TIMES: list[dict[str, Any]] = [
     *({"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}),
-    *({"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}),
+    {"kind": "power", "power": -0.1},
     *({"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}),
 ]
 RULES += [
@@ -212,6 +212,11 @@ BELONGING: list[tuple[Table, str, dict[str, Any], dict[str, Any]]] = [
         for idle in IDLE_DECAYS
     ],
     *[
+        (ALGORITHMS, name, {"times": {option: 2.0}}, {"times": {"kind": kind, option: 2.0}})
+        for name in ("awm", "nft")
+        for option, kind in (("power", "power"), ("shift", "logit_normal"))
+    ],
+    *[
         (ALGORITHMS, "nft", {"times": {"kind": kind, **bound}}, {"times": bound})
         for kind in ("grid", "logit_normal", "timesteps")
         for bound in ({"low": 0.1}, {"high": 0.9})
@@ -236,7 +241,6 @@ def test_options_without_those_that_they_belong_to_are_refused(
     [
         ("nft", {"decay": {"speed": 1}}, "option 'decay' has no option 'speed'"),
         ("nft", {"times": {"kind": "often"}}, "option 'times': kind is 'often'; it must be 'stratified'"),
-        ("awm", {"times": {"power": 2}}, "only acts on kind 'power'"),
     ],
 )
 def test_a_refusal_names_the_option_within_an_option(name: str, options: dict[str, Any], expected: str) -> None:
