@@ -84,8 +84,7 @@ class RunReader:
     def turns(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
         """Return every turn of an epoch's samples, in runs with ``render.turns``.
 
-        Columns: sample_id; turn, from 1; text; note and reward, the remark and score that the next turn read; with
-        ``returns: best`` also 'counts', true for the turn whose rewards, and image, are the sample's.
+        Columns: sample_id; turn, from 1; text; note and reward, the remark and score that the next turn read.
         """
         return self._view.turns(epoch, evaluation=evaluation)
 

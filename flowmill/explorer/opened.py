@@ -10,7 +10,7 @@ import streamlit as st
 
 from flowmill.configs.escaping import in_markdown
 from flowmill.explorer.media import OPENED, figures_of, messages, prompt_of, show
-from flowmill.explorer.samples import Samples, figures, short
+from flowmill.explorer.samples import Samples, figures, in_cells, short
 from flowmill.tasks.specs.turns import turns_of
 
 _COLUMNS = 6
@@ -118,7 +118,7 @@ def _facts(samples: Samples, row: Any) -> None:
     if turns_of(samples.run.config) is not None:
         turns = samples.run.turns(samples.epoch, evaluation=samples.evaluated).to_pandas()
         st.markdown("**Its turns**")
-        st.dataframe(turns[turns.sample_id == row.sample_id].drop(columns="sample_id"), hide_index=True)
+        st.dataframe(in_cells(turns[turns.sample_id == row.sample_id].drop(columns="sample_id")), hide_index=True)
     if samples.evaluated:
         return
     with st.spinner("Reading the updates it entered"):

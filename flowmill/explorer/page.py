@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 
 import flowmill
-from flowmill.configs.escaping import in_cell, in_markdown
+from flowmill.configs.escaping import in_markdown
 from flowmill.explorer.gallery import gallery
 from flowmill.explorer.media import messages
 from flowmill.explorer.opened import opened
@@ -22,6 +22,7 @@ from flowmill.explorer.samples import (
     comparable,
     figures,
     first_shown,
+    in_cells,
     in_groups,
     in_reading_order,
     labels,
@@ -31,9 +32,6 @@ from flowmill.explorer.samples import (
 )
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Seconds between looks at the records of a run that may be at work, and bars of a histogram.
 _INTERVAL_S, _BINS = 5, 24
@@ -87,7 +85,7 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         elif shown.empty:
             st.info("No sample passes the filters on the left.")
         elif view == "Table":
-            st.dataframe(_as_cells(shown), hide_index=True)
+            st.dataframe(in_cells(shown[in_reading_order(list(shown.columns))]), hide_index=True)
         else:
             gallery(samples, shown, pair)
         opened(samples, shown, everything, pair)
@@ -98,7 +96,7 @@ def _data(run: flowmill.Run) -> None:
     tables = run.data()
     for title, rows in tables.items():
         st.markdown(f"**{in_markdown(title)}**")
-        st.dataframe([{name: in_cell(value) for name, value in row.items()} for row in rows], hide_index=True)
+        st.dataframe(in_cells(pd.DataFrame(rows)), hide_index=True)
     if not tables:
         st.info("The run has no given samples, no answers of raters and no fitted reward.")
 
@@ -226,12 +224,6 @@ def _histogram(values: pd.Series[float], low: float, high: float) -> None:
     ]
     style = "display: flex; align-items: flex-end; gap: 1px; height: 2.5rem; margin: -0.75rem 0.5rem 0"
     st.sidebar.html(f'<div style="{style}">{"".join(bars)}</div>')
-
-
-def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as the page shows it, which can be saved as CSV there."""
-    shown = samples[in_reading_order(list(samples.columns))]
-    return shown.assign(**{name: shown[name].map(in_cell) for name in ("prompt", "metadata")})
 
 
 if __name__ == "__main__":

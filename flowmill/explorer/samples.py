@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import flowmill
+from flowmill.configs.escaping import in_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,6 +138,11 @@ def in_groups(samples: pd.DataFrame, order: str, *, largest_first: bool) -> pd.D
     ascending = [not largest_first, True, not largest_first, True]
     ordered = keyed.sort_values(["of_group", "group_id", order, "sample_id"], ascending=ascending)
     return ordered.drop(columns="of_group")
+
+
+def in_cells(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table without formulas: a shown table can be saved as CSV."""
+    return table.assign(**{name: table[name].map(in_cell) for name in table.select_dtypes(exclude="number")})
 
 
 def in_reading_order(columns: Sequence[str]) -> list[str]:

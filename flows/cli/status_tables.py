@@ -31,7 +31,7 @@ def print_runs(uri: str, runs: Sequence[Mapping[str, Any]], *, complete: bool) -
         else:
             stale = counts(run["stages"]).get("stale")
             state = f"{run['state']}, {stale} stale" if stale else run["state"]
-            cells = [f"{run['finished_epochs']} of {run['epochs']}", state, _last_figures(run)]
+            cells = [f"{run['finished_epochs']} of {run['epochs']}", state, last_figures(run)]
         table.add_row(run["run"], *cells)
     print_table(table, cut=("state", "last evaluation"), complete=complete)
 
@@ -159,13 +159,14 @@ def counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {state: states.count(state) for state in _WORST if state in states}
 
 
-def _last_figures(run: Mapping[str, Any]) -> str:
+def last_figures(run: Mapping[str, Any]) -> str:
+    """Return the scores of the last evaluation of a run in text."""
     evaluations = run["evaluations"]
     if not evaluations:
         return ""
     last = max(evaluations, key=int)
     figures = [
-        f"{split} {slot} {values['mean']:.3f}"
+        f"{split} {slot} {values['mean']:.3f}" if "mean" in values else f"{split} {slot} failed"
         for split, rewards in evaluations[last].items()
         for slot, values in rewards.items()
     ]

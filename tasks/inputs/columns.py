@@ -70,10 +70,10 @@ def shaped(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> 
     if not listed and not {"preferred", "rank"} & {*section.columns} and all(name in row for name in parts):
         return (row,)
     try:
-        whole = _with_parts(row, section, parts)
+        whole = _with_parts(_with_media(row, section, place.number), section, parts)
         if section.paired:
             return (_pair(whole, section),)
-        return _singles(whole, section, place.number)
+        return _singles(whole, section)
     except ValueError as error:
         raise DataError(f"{place}: {error}. Mend the row, or set data.columns.") from None
 
@@ -82,6 +82,21 @@ def _samples(section: DataSection) -> list[str]:
     if section.paired:
         return [str(section.chosen), str(section.rejected)]
     return [section.sample if section.messages is None else section.messages]
+
+
+def _with_media(row: Mapping[str, Any], section: DataSection, number: int) -> dict[str, Any]:
+    """Return a row with the images and clips that its columns of samples hold in base64, each with its place in the
+    source, which a value that moves would lose."""
+    columns = {each for name in _samples(section) if not _FIELD.search(name) for each in used_columns(name)}
+    return {**row, **{name: _media_in(row[name], number, (name,)) for name in columns if name in row}}
+
+
+def _media_in(value: Any, number: int, column: tuple[str | int, ...]) -> Any:
+    if isinstance(value, list):
+        return [_media_in(each, number, (*column, place)) for place, each in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {name: _media_in(each, number, (*column, name)) for name, each in value.items()}
+    return as_media(value, number, column)
 
 
 def _with_parts(row: Mapping[str, Any], section: DataSection, parts: Sequence[str]) -> dict[str, Any]:
@@ -117,7 +132,7 @@ def _pair(row: dict[str, Any], section: DataSection) -> dict[str, Any]:
     return row
 
 
-def _singles(row: dict[str, Any], section: DataSection, number: int) -> Sequence[Mapping[str, Any]]:
+def _singles(row: dict[str, Any], section: DataSection) -> Sequence[Mapping[str, Any]]:
     """Return a row for each sample of a list, with its rating."""
     samples, rating = row.get(section.sample), section.rating
     is_chat = isinstance(samples, list) and any(isinstance(each, Mapping) and "role" in each for each in samples)
@@ -132,9 +147,8 @@ def _singles(row: dict[str, Any], section: DataSection, number: int) -> Sequence
                 "prompt and their ranks in one row, or give ratings as data.columns.rating"
             )
         return (row,)
-    medias = [as_media(each, number, (section.sample, place)) for place, each in enumerate(samples)]
     if rating is None:
-        return [row | {section.sample: each} for each in medias]
+        return [row | {section.sample: each} for each in samples]
     ratings = row.get(rating)
     if not isinstance(ratings, list) or len(ratings) != len(samples):
         has = len(ratings) if isinstance(ratings, list) else "no"
@@ -145,4 +159,4 @@ def _singles(row: dict[str, Any], section: DataSection, number: int) -> Sequence
         ranks, (low, high) = [float(each) for each in ratings], section.scale
         best, steps = min(ranks), max(ranks) - min(ranks)
         ratings = [high - (each - best) / steps * (high - low) if steps else (low + high) / 2 for each in ranks]
-    return [row | {section.sample: each, rating: value} for each, value in zip(medias, ratings, strict=True)]
+    return [row | {section.sample: each, rating: value} for each, value in zip(samples, ratings, strict=True)]

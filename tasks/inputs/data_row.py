@@ -135,7 +135,7 @@ def read_row(row: Mapping[str, Any], section: DataSection, place: RowLocation, *
             metadata = metadata_of(row, used, place)
         else:
             # Several raters, or one who has no name, may judge the same samples.
-            metadata = {"rater": str(row.get("rater") or ""), "row": place.number}
+            metadata = {"rater": str(row.get("rater") or ""), "row": place.before + place.number}
     except RecursionError:
         raise DataError(f"{place}: its columns are nested too deeply. Flatten them.") from None
     ratings = ((0.5, 0.5) if tie else (1.0, 0.0)) if section.paired else (_rating(row, section, place),)

@@ -51,7 +51,8 @@ def evaluation_figures(chain: Chain, epoch: int) -> Figures:
 
     The prompt lists are 'heldout' and 'train'. Each reward has a 'mean', and 'exact' if it defines a perfect score.
     With several prompt sources each source has the same, as 'SOURCE_mean'. 'failed' counts the samples that could not
-    be scored; if all failed, it is alone. A reward without samples of a list is left out.
+    be scored; if all failed, there is no mean. 'coverage' is the share of the samples that the reward is for, if it is
+    not for all. A reward without samples of a list is left out.
     """
     config = chain.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
@@ -100,15 +101,18 @@ def weighted_reward(config: RunConfig, figures: Figures) -> float | None:
 
 
 def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
-    """Return the weighted mean reward on each scored prompt list, but those of which a reward failed on all samples.
+    """Return the mean over samples of the weighted sum of scores, for each prompt list; scores are those of rewards,
+    before ``threshold`` and ``standardize``, and a sample that a reward is not for adds 0 to its mean.
 
-    The sum of the other rewards would not compare with that of other evaluations.
+    Lists of which a reward failed on all samples are left out, as the sum of the others does not compare with other
+    evaluations.
     """
     weighted = {}
     for split, scores in figures.items():
         scored = [section for section in config.rewards if section.slot in scores]
         if scored and all("mean" in scores[section.slot] for section in scored):
-            weighted[split] = float(sum(section.weight * scores[section.slot]["mean"] for section in scored))
+            each = ((section.weight, scores[section.slot]) for section in scored)
+            weighted[split] = float(sum(weight * one["mean"] * one.get("coverage", 1.0) for weight, one in each))
     return weighted
 
 

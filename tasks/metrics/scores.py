@@ -15,7 +15,8 @@ def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, fl
     """Return the mean score of (rows, summary) parts, and the share of perfect scores if the reward defines them.
 
     With several prompt sources each has the same figures, as 'SOURCE_mean'. 'failed' counts the samples that could not
-    be scored, if there are any. Without any score there is no mean.
+    be scored, if there are any. Without any score there is no mean. 'coverage' is the share of the samples that the
+    reward is for, if it is not for all.
     """
     counted = [(int(summary.get("scored", count)), summary) for count, summary in parts]
     figures = _means(counted)
@@ -24,6 +25,8 @@ def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, fl
         means = _means([(each["scored"], each) for each in of_source])
         figures |= {f"{name}_{figure}": value for figure, value in means.items()}
     failed = sum(int(summary.get("failed", 0)) for _, summary in parts)
+    covered, rows = failed + sum(count for count, _ in counted), sum(count for count, _ in parts)
+    figures |= {"coverage": covered / rows} if 0 < covered < rows else {}
     return {**figures, "failed": failed} if failed else figures
 
 

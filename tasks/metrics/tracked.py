@@ -117,8 +117,11 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
         return None
     figures = _epoch_figures(chain, manifests)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
-    if "reward/mean" in figures:
-        points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
+    scores = {slot: manifest.summary for (_, stage, slot), manifest in manifests.items() if stage == "score"}
+    points += [
+        Point(key=f"{ACHIEVED}/{name}", value=value, step=epoch)
+        for name, value in weighted_rewards(chain.config, {"rollout": scores}).items()
+    ]
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
         for slot, value in correlations(chain, epoch).items()

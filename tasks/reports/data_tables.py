@@ -35,17 +35,20 @@ def _ingested(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]
 
 
 def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    if not answers_of(context.run):
-        return
-    report = rating_report(context)
+    for question in dict.fromkeys(answer.question for answer in answers_of(context.run).values()):
+        yield from _answered(context, question)
+
+
+def _answered(context: RunContext, question: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    report, title = rating_report(context, question), f"Preferences ({question})" if question else "Preferences"
     names = {"winner": "preferred", "loser": "over", "source": "prompts of", "prompts": "prompts", "answers": "answers"}
     rate = "rate, 95 % interval"
     wins = [{**{name: row[key] for key, name in names.items()}, rate: rate_text(row)} for row in report["wins"]]
-    yield "Preferences, win rates", wins
+    yield f"{title}, win rates", wins
     warned = any(row["warning"] for row in report["raters"])
     shown = [key for key in report["raters"][0] if warned or key != "warning"]
-    yield "Preferences, raters", [{key: row[key] for key in shown} for row in report["raters"]]
-    yield "Preferences, agreement of raters", report["agreement"]
+    yield f"{title}, raters", [{key: row[key] for key in shown} for row in report["raters"]]
+    yield f"{title}, agreement of raters", report["agreement"]
 
 
 def _fitted(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -77,14 +77,16 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
     import datasets
 
     samples = SampleRows(context, epoch, evaluation=evaluation)
-    if not samples.records:
-        raise StoreError(f"{samples.ref} has no samples.")
 
     def rows(shards: Sequence[ShardRecord]) -> Iterator[dict[str, Any]]:
         for record in shards:
             yield from samples.of_shard(record)
 
-    features = features_of(next(rows(samples.records[:1])))
+    # A shard of ingested samples may have none: all its rows were left out.
+    first = next(rows(samples.records), None)
+    if first is None:
+        raise StoreError(f"{samples.ref} has no samples.")
+    features = features_of(first)
     return datasets.IterableDataset.from_generator(rows, features=features, gen_kwargs={"shards": samples.records})
 
 

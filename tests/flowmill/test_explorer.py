@@ -19,7 +19,7 @@ import flowmill
 from flowmill.configs.escaping import in_cell, in_markdown, visible
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
-from flowmill.explorer.samples import NOISE, in_groups, in_reading_order, paired, short, stops
+from flowmill.explorer.samples import NOISE, in_cells, in_groups, in_reading_order, paired, short, stops
 from flowmill.tasks.inputs.store_trust import remember
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
@@ -103,6 +103,8 @@ def test_prompts_are_shown_as_text(page: Any, run: flowmill.Run) -> None:
     assert not page.exception
     # The table can be saved as CSV.
     assert set(page.dataframe[0].value["prompt"]) == {in_cell(prompt) for prompt in PROMPTS}
+    shown_texts = in_cells(pd.DataFrame({"text": ["=cmd()"], "note.digits": ["+1"], "reward": [1.0]}))
+    assert shown_texts.to_dict("records") == [{"text": "'=cmd()", "note.digits": "'+1", "reward": 1.0}]
 
 
 def test_a_sample_is_opened_with_its_updates_and_its_chain(page: Any, run: flowmill.Run) -> None:

@@ -43,13 +43,17 @@ def source_rows(source: str, split: str, where: str, names: Names) -> Iterator[t
         DataError: the source cannot be read at all.
     """
     try:
+        before = 0
         for number, file in enumerate(row_files(source, split, where), 1):
             if file.lower().endswith(MEDIA):
                 # Images have no order that people see, so their names are their places.
                 yield RowLocation(where, file, number), _image(file, where, names)
                 continue
+            count = 0
             for count, row in _file_rows(file, names):
-                yield RowLocation(where, file, count), _error(row, where) if isinstance(row, DataError) else row
+                place = RowLocation(where, file, count, before)
+                yield place, _error(row, where) if isinstance(row, DataError) else row
+            before += count
     except DataError as error:
         raise _error(error, where) from None
 

@@ -37,6 +37,8 @@ class RowLocation(NamedTuple):
     where: str
     source: str
     number: int
+    before: int = 0
+    """Number of rows in earlier files of the source."""
 
     def __str__(self) -> str:
         unit = _unit_of(self.source)

@@ -36,7 +36,7 @@ class SampleScores:
     prompt_id: str
     split: str
     reward: float | None
-    """Its weighted sum of rewards; None without a score."""
+    """Its weighted sum of rewards; None without a score, or if one failed."""
     verdict: str
     """Its scores in words, with the remarks of rewards."""
 
@@ -48,12 +48,13 @@ def evaluated(view: RunView, epoch: int) -> dict[str, SampleScores]:
 
     def scored(row: Mapping[str, Any]) -> SampleScores:
         optimized = [weights[slot] * row[f"reward.{slot}"] for slot in weights if row.get(f"reward.{slot}") is not None]
+        failed = any(row.get(f"reward.{slot}") is None and row.get(f"note.{slot}") for slot in weights)
         verdicts = [_verdict(slot, row) for slot in slots if f"reward.{slot}" in row]
         return SampleScores(
             sample_id=row["sample_id"],
             prompt_id=row["prompt_id"],
             split=row["list"],
-            reward=sum(optimized) if optimized else None,
+            reward=sum(optimized) if optimized and not failed else None,
             verdict=", ".join(verdicts),
         )
 

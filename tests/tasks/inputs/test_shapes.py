@@ -177,6 +177,30 @@ def test_each_shape_is_recognized_and_read(texts: bool, rated: bool, form: str, 
     assert DataSection(train="x", columns=again[1]) == section
 
 
+OTHER = f"data:image/png;base64,{__import__('base64').b64encode(png(picture(8, (4, 4)))).decode()}"
+PAIR = {"prompt": "prompt", "first": "a", "second": "b", "preferred": "label"}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "swapped"),
+    [
+        ({"a": URL, "b": OTHER, "label": 1}, PAIR, False),
+        ({"a": URL, "b": OTHER, "label": 0}, PAIR, True),
+        ({"a": {"x": URL}, "b": {"x": OTHER}}, {"chosen": "b.x", "rejected": "a.x"}, True),
+        ({"a": {"image": URL}}, {"sample": "a.image"}, False),
+        ({"a": [{"image": URL, "r": 1}, {"image": OTHER, "r": 0}]}, {"sample": "a.image", "rating": "a.r"}, False),
+        ({"a": [URL, OTHER], "r": [1, 0]}, {"sample": "a", "rating": "r"}, False),
+    ],
+)
+def test_base64_is_read_wherever_columns_name_it(
+    tmp_path: Path, row: dict[str, Any], columns: dict[str, str], swapped: bool
+) -> None:
+    rows = read(tmp_path, [{"prompt": "q", **row}], columns, texts=False)
+    contents = [sample.read() for each in rows.rows for sample in each.samples]
+    expected = [png(picture(number, (4, 4))) for number in ((8, 7) if swapped else (7, 8))]
+    assert contents == expected[: len(contents)]
+
+
 def _documented() -> list[tuple[str, str, str]]:
     page = (ROOT / "docs" / "own-data.md").read_text()
     return re.findall(r"^\| `(\{.*?\})`(?:[,;][^|]*)? \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)

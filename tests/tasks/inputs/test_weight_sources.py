@@ -18,6 +18,9 @@ from flowmill.tasks.checks.try_rewards import try_rewards
 from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.inputs.source_prompts import source_prompts
 from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
+from flowmill.tasks.metrics.tracked import epoch_content
+from flowmill.tasks.metrics.view import RunView
+from flowmill.tasks.reports.report.headline import evaluated
 from flowmill.tasks.runs.seeds import mixed_prompts, most_of_each
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import FlowmillCommand
@@ -99,11 +102,17 @@ def test_figures_are_told_by_source(mixed: Make) -> None:
     assert heldout["bright"]["mean"] == pytest.approx(
         (3 * heldout["bright"]["digits_mean"] + 2 * heldout["bright"]["colors_mean"]) / 5
     ), "sources take turns: three digits and two shades"
-    assert set(heldout["digits"]) == {"mean", "exact", "digits_mean", "digits_exact"}
+    assert set(heldout["digits"]) == {"mean", "exact", "digits_mean", "digits_exact", "coverage"}
     assert heldout["digits"]["digits_mean"] == heldout["digits"]["mean"]
-    assert weighted_reward(context.config, figures) == pytest.approx(
-        heldout["digits"]["mean"] + 2 * heldout["jpeg"]["mean"] + 0.1 * heldout["bright"]["mean"]
-    )
+    expected = 0.6 * heldout["digits"]["mean"] + 0.4 * 2 * heldout["jpeg"]["mean"] + 0.1 * heldout["bright"]["mean"]
+    assert weighted_reward(context.config, figures) == pytest.approx(expected)
+    samples = [row.reward for row in evaluated(RunView(context), 1).values() if row.split == "heldout"]
+    assert np.mean([each for each in samples if each is not None]) == pytest.approx(expected), "the same by sample"
+    content = epoch_content(context.chain, 1)
+    assert content is not None
+    advantage = context.store.require(context.chain.require(1, "advantage").ref).summary
+    points = {point.key: point.value for point in content.points}
+    assert points["achieved/rollout"] == pytest.approx(advantage["reward_mean"]), "the same in rollouts"
     score = context.chain.find(1, "score", "bright")
     assert score is not None
     assert {"mean", "digits_mean"} <= set(context.store.require(score.ref).summary)

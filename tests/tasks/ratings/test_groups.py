@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 from typer.testing import CliRunner
 
 from flowmill.configs.errors import ConfigError, DataError, StoreError
@@ -27,6 +28,7 @@ from flowmill.tasks.ratings.export import export_answers, write_whole
 from flowmill.tasks.ratings.figures import rating_report
 from flowmill.tasks.ratings.groups import RatedGroup, groups_of, sources_of
 from flowmill.tasks.ratings.request import RateRequest
+from flowmill.tasks.reports.data_tables import data_tables
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, open_run
 
@@ -136,6 +138,17 @@ def test_both_bad_is_a_tie_of_its_own(context: RunContext) -> None:
     assert read_rows(context.store, commit_preferences(context.run)).column("preferred").to_pylist() == [0.5, 0.5, 1]
 
 
+def test_raters_without_names_have_files_of_a_pattern(tmp_path: Path) -> None:
+    lines = [f"p{number}" for number in range(4)]
+    for number, each in enumerate(lines):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / f"{each}.png")
+    for rater, stars in (("a", 1), ("b", 5)):
+        rows = "".join(f"{each},{each}.png,{stars}\n" for each in lines)
+        (tmp_path / f"by-{rater}.csv").write_text(f"prompt,image,rating\n{rows}")
+    judgments = read_judgments([str(tmp_path / "by-*.csv")], "images", scale=(1, 5), store=None)
+    assert len(judgments.rows) == 8
+
+
 def test_questions_are_apart(context: RunContext, tmp_path: Path) -> None:
     rules = tmp_path / "rules.txt"
     rules.write_text("Count <b>fingers</b>.\n")
@@ -153,6 +166,7 @@ def test_questions_are_apart(context: RunContext, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="answers to other questions: --question 'Which has fewer errors"):
         rating_report(context)
     assert rating_report(context, "Which has fewer errors?")["raters"][0]["answers"] == 1
+    assert "Preferences (Which has fewer errors?), raters" in data_tables(context)
     for bad in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(ConfigError, match=r"--guidelines: .* cannot be read"):
             asking(context, guidelines=bad)

@@ -325,6 +325,14 @@ def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_pat
     assert not re.search("0x[0-9a-f]", reason), "the bytes of the artifact depend on no process"
 
 
+def test_a_dataset_begins_after_a_shard_without_samples(given: Make, tmp_path: Path) -> None:
+    config = given(singles(), bad_rows="leave_out", rows_per_shard=1)
+    (tmp_path / "given" / "0-image.png").write_bytes(b"")
+    context = prepare(config)
+    assert next(iter(context.store.shards(context.chain.ref(Node(0, "ingest"))))).rows == 0
+    assert len(list(flowmill.open(context.store.root.uri).run("small").dataset(0))) == 5
+
+
 def test_a_pair_of_equal_pictures_is_named_or_left_out(given: Make, tmp_path: Path) -> None:
     """Files of other bytes that show the same."""
     columns = {"chosen": "chosen", "rejected": "rejected"}

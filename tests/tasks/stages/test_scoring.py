@@ -16,6 +16,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError, RewardError
 from flowmill.configs.schema import RunConfig
+from flowmill.flows.cli.status_tables import last_figures
 from flowmill.models.rewards.base import Batch, Needs, Scores
 from flowmill.models.rewards.factory import make_reward
 from flowmill.models.rewards.invocation import Handling, score
@@ -192,7 +193,8 @@ def test_every_reader_takes_evaluations_of_which_all_samples_failed(make_config:
     assert alerts(chain) == []
     assert outcome(context, Variant(name="small", settings={})).reward is None
     assert describe_run(context)["evaluations"]["0"] == describe_result(context)["evaluations"]["0"] == figures
-    assert "mine" in run_report(context)
+    assert "mine" in run_report(context, context)
+    assert f"{lists[-1]} mine failed" in last_figures(describe_run(context))
 
 
 def test_a_shard_of_one_bad_prompt_stops_nothing(make_config: Make) -> None:
