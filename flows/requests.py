@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from flowmill.configs import introspection
 from flowmill.configs.base import Section
@@ -154,6 +154,15 @@ class SweepRequest(Request):
     """Variants at a time; with more than one, each runs in a separate process."""
     final: Annotated[str | None, CommandLine(metavar="PROMPTS")] = None
     """File of test prompts that are not used for selection: the best variant is evaluated on them."""
+
+    @model_validator(mode="after")
+    def _waits_in_one_process(self) -> SweepRequest:
+        if self.parallel > 1 and (self.wait_minutes or self.gpu_slots):
+            raise ValueError(
+                f"wait_minutes {self.wait_minutes:g} and gpu_slots {self.gpu_slots} hold for the flow runs of one "
+                f"process, but parallel {self.parallel} starts others. Set parallel to 1, or leave both at 0"
+            )
+        return self
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill sweep ...', without the list of variants, whose file is unknown here."""

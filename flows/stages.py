@@ -31,6 +31,7 @@ from flowmill.tasks.execution.runners import make_runner
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import StageResult, describe_stage
 from flowmill.tasks.runs.extension import chosen_epoch, extend
+from flowmill.tasks.runs.locks import executing_stage, holding
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.specs.graph import Node
@@ -261,7 +262,7 @@ def _stage_flow(name: str) -> Flow[..., Any]:
 
 def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
     run = open_run(request.root, request.run, reads=True)
-    with turn(run, request):
+    with turn(run, request), holding(run.store, run.run.name):
         # Another process may have changed the run's length in the meantime.
         run = open_run(request.root, request.run, reads=True)
         epoch = chosen_epoch(run, name, request.epoch)
@@ -275,7 +276,7 @@ def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
             epoch=epoch,
             trusted=request.trust_store,
         )
-        with process_state.opened(context) as session:
+        with executing_stage(context), process_state.opened(context) as session:
             nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
             results = []
             for node in nodes:

@@ -104,6 +104,7 @@ def _request_of(request: SweepRequest, variant: Variant) -> PipelineRequest:
         name=variant.name,
         overrides=[*request.overrides, *variant.overrides],
         wait_minutes=request.wait_minutes,
+        gpu_slots=request.gpu_slots,
     )
     check_varied(variant)
     config = _config(pipeline_request)

@@ -59,15 +59,32 @@ def commit_checkpoint(
             store.root.remove(f"{top}/{old}")
 
 
-def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path] | None:
-    """Return (updates done, local folder) of the newest checkpoint, or None."""
-    names = _committed(store, ref)
-    if not names:
-        return None
-    path = f"{layout.checkpoints(ref)}/{names[-1]}"
-    entries = _checked(store, path, deep=True)
-    folder = {store.root.fetch(path, entry).parents[entry.name.count("/")] for entry in entries}.pop()
-    return int(names[-1].partition("-")[0]), folder
+def latest_checkpoint(
+    store: ArtifactStore, ref: ArtifactRef, company: ProcessGroup | None = None
+) -> tuple[int, Path] | None:
+    """Return (updates done, local folder) of the newest checkpoint, or None; the same one on all of ``company``, which
+    call this together."""
+    company = company or SingleProcess()
+    while True:
+        name = company.gather((_committed(store, ref) or [""])[-1] if company.rank == 0 else "")[0]
+        if not name:
+            return None
+        folder = _fetched(store, f"{layout.checkpoints(ref)}/{name}")
+        # Another run that trains the same policy may have removed it in the meantime.
+        is_there = all(company.gather(folder is not None))
+        if is_there and folder is not None:
+            return int(name.partition("-")[0]), folder
+
+
+def _fetched(store: ArtifactStore, path: str) -> Path | None:
+    """Return the local folder of a checkpoint; None if it was removed."""
+    try:
+        entries = _checked(store, path, deep=True)
+        return {store.root.fetch(path, entry).parents[entry.name.count("/")] for entry in entries}.pop()
+    except CorruptError:
+        if store.root.read(f"{path}.json") is None:
+            return None
+        raise
 
 
 def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ servers ignore it on multipart completion, which is therefore never conditional.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,16 @@ from typing import Any, TypeVar
 import tenacity
 
 from flowmill.configs.errors import CorruptError, StoreError
-from flowmill.storage.backends.connection import DENIED, UNREACHED, check_bucket, connection, refusal, server, status_of
+from flowmill.storage.backends.connection import (
+    DENIED,
+    UNREACHED,
+    AccessRefusedError,
+    check_bucket,
+    connection,
+    refusal,
+    server,
+    status_of,
+)
 from flowmill.storage.backends.obstore_client import LARGEST, LEAST, Quick
 from flowmill.storage.backends.process_tags import tag
 from flowmill.storage.layout import is_file
@@ -225,13 +235,15 @@ class Bucket:
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than_s)
         try:
             uploads = [each for page in self._pages(_UPLOADS, Prefix=top) for each in page.get("Uploads", ())]
-        except (OSError, NotImplementedError):
-            return 0  # several servers cannot list them
+        except (OSError, NotImplementedError, AccessRefusedError):
+            return 0  # several servers cannot list them, and some credentials may not
         own = [each for each in uploads if each["Key"].startswith(top) and is_file(each["Key"].removeprefix(top))]
         stale = [each for each in own if each["Initiated"] < limit]
         for upload in stale:
             request = {"Bucket": self.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-            self._fs.call_s3("abort_multipart_upload", **request)
+            # Another process may abort it first, and some credentials may not.
+            with contextlib.suppress(OSError, AccessRefusedError):
+                self._steady(self._fs.call_s3, "abort_multipart_upload", **request)
         return len(stale)
 
     def _require_conditions(self) -> None:

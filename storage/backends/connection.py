@@ -127,9 +127,13 @@ def check_bucket(uri: str, bucket: str) -> None:
         ) from None
 
 
-def refusal(uri: str, bucket: str, error: Exception) -> StoreError:
+class AccessRefusedError(StoreError):
+    """Credentials are missing, expired, or may not do what is needed."""
+
+
+def refusal(uri: str, bucket: str, error: Exception) -> AccessRefusedError:
     """Return the error of credentials that are missing, expired or refused."""
-    return StoreError(
+    return AccessRefusedError(
         f"'{uri}': access to bucket '{bucket}' at {os.environ.get(_ENDPOINT, 'AWS')} is refused ({error}). Set "
         "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to keys that may read and write there. Committed "
         "data stays: the same command goes on."

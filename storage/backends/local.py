@@ -109,7 +109,8 @@ class LocalBackend:
     def publish(self, folder: Path, path: str) -> None:
         """Sync every file and rename the folder into place; all who may list the folder above may read them.
 
-        An existing target should be equal, as its name contains the digest: it stays if it is, and is replaced if not.
+        An existing target should be equal, as its name contains the digest, and may have parts of other processes: it
+        stays if it has the same files, and is replaced if not.
         """
         target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +118,7 @@ class LocalBackend:
         for file in sorted(folder.rglob("*")):
             _sync_folder(file) if file.is_dir() else _sync_file(file)
         _sync_folder(folder)
-        while not _moved(folder, target) and not _equal(folder, target):
+        while not _moved(folder, target) and not _holds(target, folder):
             self._make_room(target)
         _sync_folder(target.parent)
 
@@ -295,16 +296,13 @@ def _moved(folder: Path, target: Path) -> bool:
     return True
 
 
-def _equal(folder: Path, target: Path) -> bool:
+def _holds(target: Path, folder: Path) -> bool:
+    """Return whether a folder has all files of another one, with the same contents."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
     try:
-        return _hashes(folder) == _hashes(target)
-    except FileNotFoundError:  # another process moved it away in the meantime
+        return all(hash_file(target / file.relative_to(folder)) == hash_file(file) for file in files)
+    except (FileNotFoundError, NotADirectoryError):  # another process may have moved it away in the meantime
         return False
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
 
 
 def _sync_file(path: Path) -> None:

@@ -99,11 +99,18 @@ def run_share(run: StageRun, executor: Executor, ranks: Ranks, board: KeyValueSt
         return
     for shard in listed(ranks, board, run.pending):
         if ranks.first:
-            run.run_shard(shard)
+            # Another run may have committed it in the meantime: all ranks work on it, or none.
+            is_due = run.is_due(shard)
+            board.post(f"due/{shard.name}", json.dumps(is_due))
+            if is_due:
+                run.work_on(shard)()
             _committed([shard.name])
             board.post(f"committed/{shard.name}", "")
             continue
-        run.join_shard(shard)
+        with ranks.pulse.waiting():
+            is_due = json.loads(board.read(f"due/{shard.name}"))
+        if is_due:
+            run.join_shard(shard)
         with ranks.pulse.waiting():
             board.read(f"committed/{shard.name}")
         run.joined(shard)

@@ -1,7 +1,8 @@
-"""Run locks: only one process at a time executes a run, and commands take the lock before heavy imports."""
+"""Run locks: only one process at a time works on a run, and commands take the lock before heavy imports."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 128
 #: Prefix of the series of records that mark a config as finished.
 FINISHED = "finished-"
+_Key = tuple[str, str]
 #: Run locks of this process before execution, by root and name.
-_locks: dict[tuple[str, str], ExitStack] = {}
+_locks: dict[_Key, ExitStack] = {}
+#: Run locks that stages of this process share, and the number of these stages.
+_shared: dict[_Key, tuple[ExitStack, int]] = {}
+_guard = threading.RLock()
 
 
 def run_name(config: RunConfig) -> str:
@@ -39,22 +44,24 @@ def run_name(config: RunConfig) -> str:
 
 @contextmanager
 def holding(store: ArtifactStore, name: str) -> Iterator[None]:
-    """Hold a run's lock until ``executing`` takes it over inside.
+    """Hold a run's lock until ``executing`` or ``executing_stage`` takes it over inside.
 
     So another command is refused before its heavy imports, even while this process is still importing.
     """
     run = RunFolder(store, name)
     key = (store.root.uri, run.name)
-    if key in _locks:
-        yield
-        return
     with ExitStack() as lock:
-        lock.enter_context(store.root.lock(run.lock_path, f"Run '{run.name}'"))
-        _locks[key] = lock
+        with _guard:
+            is_first = key not in _locks and key not in _shared
+            if is_first:
+                lock.enter_context(store.root.lock(run.lock_path, f"Run '{run.name}'"))
+                _locks[key] = lock
         try:
             yield
         finally:
-            _locks.pop(key, None)
+            with _guard:
+                if _locks.get(key) is lock:
+                    del _locks[key]
 
 
 def was_finished(run: RunFolder) -> bool:
@@ -65,18 +72,42 @@ def was_finished(run: RunFolder) -> bool:
 @contextmanager
 def executing(context: RunContext) -> Iterator[None]:
     """Hold the run's lock, after clearing unfinished writes of killed processes of this machine."""
-    root = context.store.root
-    root.sweep()
-    if (lock := _locks.pop((root.uri, context.run.name), None)) is not None:
-        # Commits check the lease of their own root.
-        lock.close()
-    with root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+    context.store.root.sweep()
+    with _taken_over(context):
         yield
+
+
+@contextmanager
+def executing_stage(context: RunContext) -> Iterator[None]:
+    """Hold the run's lock for a stage that is started on its own; concurrent ones of this process share it."""
+    key = (context.store.root.uri, context.run.name)
+    with _guard:
+        lock, count = _shared.get(key) or (_taken_over(context), 0)
+        _shared[key] = lock, count + 1
+    try:
+        yield
+    finally:
+        with _guard:
+            lock, count = _shared.pop(key)
+            if count > 1:
+                _shared[key] = lock, count - 1
+            else:
+                lock.close()
+
+
+def _taken_over(context: RunContext) -> ExitStack:
+    """Return a run's lock, taken from ``holding`` if this process holds it there."""
+    root, lock = context.store.root, ExitStack()
+    if (claim := _locks.pop((root.uri, context.run.name), None)) is not None:
+        # Commits check the lease of their own root.
+        claim.close()
+    lock.enter_context(root.lock(context.run.lock_path, f"Run '{context.run.name}'"))
+    return lock
 
 
 def refuse_while_executing(store: ArtifactStore, name: str) -> None:
     """Check that no other process executes a run, as a separately started stage would race with it."""
     run = RunFolder(store, name)
-    if (store.root.uri, run.name) not in _locks:
+    if (key := (store.root.uri, run.name)) not in _locks and key not in _shared:
         with store.root.lock(run.lock_path, f"Run '{run.name}'"):
             pass

@@ -103,13 +103,23 @@ class StageRun:
 
     def _execute(self, shard: Shard) -> Callable[[], ShardRecord]:
         """Run a shard unless it is committed; return the function that commits it, on any thread."""
+        with self.named(shard):
+            committed = self.store.record(self.ref, shard.name)
+        if committed is not None:
+            # Another process may have committed other bytes.
+            self.stage.context.recent.forget(self.ref, shard.name)
+            return lambda: committed
+        return self.work_on(shard)
+
+    def is_due(self, shard: Shard) -> bool:
+        """Return whether a shard is not committed."""
+        with self.named(shard):
+            return self.store.record(self.ref, shard.name) is None
+
+    def work_on(self, shard: Shard) -> Callable[[], ShardRecord]:
+        """Run a shard; return the function that commits it, on any thread."""
         stage = self.stage
         with self.named(shard), ExitStack() as stack:
-            committed = self.store.record(self.ref, shard.name)
-            if committed is not None:
-                # Another process may have committed other bytes.
-                stage.context.recent.forget(self.ref, shard.name)
-                return lambda: committed
             stack.enter_context(named_disk(self.store.root.disk))
             folder = stack.enter_context(self.store.root.staging())
             if stage.parts:

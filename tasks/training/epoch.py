@@ -228,8 +228,10 @@ class TrainingEpoch:
         models = self._data.modality.models(self._config, trainable, further)
         models.frozen = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
-        if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
-            # Ranks in lockstep cannot skip a forward that only some of them have cached.
+        section = self._config.optimize
+        if section.inner_epochs > 1 and not trainable.sharded and not section.shared_prompts:
+            # Ranks in lockstep cannot skip a forward that only some of them have cached. Samples that share a prompt
+            # depend on their micro-batch in the last bits, and a resumed epoch caches them in another one.
             models.remembered = {}
         if requires.rewards:
             self._data.modality.give_rewards(models, self._host)
@@ -334,7 +336,7 @@ class TrainingEpoch:
             )
 
     def _resume(self, state: TrainerState) -> None:
-        checkpoint = latest_checkpoint(self._context.store, self._ref)
+        checkpoint = latest_checkpoint(self._context.store, self._ref, self._host.ranks)
         if checkpoint is None:
             return
         state.metrics.clear()

@@ -22,6 +22,7 @@ MODULE_NORM = "grad_norm_"
 
 #: Figures with this prefix are maxima over all rows; the others are means.
 LARGEST = "max/"
+_CLIP_AGE = "clip_age"
 #: Lower bound of weights before the logarithm; smaller weights underflowed.
 _SMALLEST = torch.finfo(torch.float64).tiny
 
@@ -72,13 +73,11 @@ class RowFigures:
     def _labeled(self, figures: Mapping[str, Tensor], ages: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return (values, mask) of ratios by denoising step; with replay, of clip shares by age and stale weights."""
         parts: dict[str, tuple[Tensor, Tensor]] = {}
-        replayed = int(ages.max()) > 0
         if "ratio" in figures:
             parts |= {f"ratio_step{i}": (figures["ratio"], steps == i) for i in steps.unique().tolist()}
-        if "ratio" in figures and replayed:
             clipped = figures["clip_high"] + figures["clip_low"]
-            parts |= {f"clip_age{age}": (clipped, ages == age) for age in ages.unique().tolist()}
-        if replayed and self._importance:
+            parts |= {f"{_CLIP_AGE}{age}": (clipped, ages == age) for age in ages.unique().tolist()}
+        if int(ages.max()) > 0 and self._importance:
             weight = torch.cat(self._importance).cpu().double()
             weights = {
                 "importance": weight,
@@ -98,6 +97,9 @@ def _gaps(gap: Tensor, fresh: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, 
 def entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
     """Return the reported figures of an update, from totals summed over ranks."""
     figures = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
+    # Whether there are stale rows is known of all ranks only.
+    if not any(name.startswith(_CLIP_AGE) for name in figures.keys() - {f"{_CLIP_AGE}0"}):
+        figures = {name: value for name, value in figures.items() if not name.endswith(f"{_CLIP_AGE}0")}
     for name in [name for name in figures if name.startswith("share_")]:
         share = figures.pop(name)
         figures[name.removeprefix("share_")] /= share

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -154,6 +155,14 @@ def test_publishing_again_changes_nothing(root: Root) -> None:
     publish(root, "kind/id/0-abc", file=b"content")
     publish(root, "kind/id/0-abc", file=b"content")
     assert dict(root.files("kind/id/0-abc")) == {"file": 7}
+
+
+def test_publishing_again_keeps_the_parts_of_other_processes(root: Root) -> None:
+    for _ in range(2):
+        publish(root, "kind/id/0-abc", file=b"content")
+        publish(root, "kind/id/0-abc/parts", other=b"more")
+    publish(root, "kind/id/0-abc", file=b"content")
+    assert dict(root.files("kind/id/0-abc")) == {"file": 7, "parts/other": 4}
 
 
 @described
@@ -409,6 +418,28 @@ class TestS3:
         assert root._bucket.abort_uploads(-60) == len(files)  # type: ignore[attr-defined]
         left = {each["Key"] for each in fs.list_multipart_uploads(bucket)}
         assert left == others.union(*keys.values()) - keys[prefix]
+
+    @pytest.mark.parametrize("refused", ["abort_multipart_upload", "list_multipart_uploads"])
+    @pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+    def test_uploads_that_cannot_be_aborted_stop_nothing(
+        self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, error: type[OSError]
+    ) -> None:
+        root = open_backend(StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache")))
+        inner = root._bucket  # type: ignore[attr-defined]
+        ref = ArtifactRef("trajectories", "0a1b2c3d")
+        key = f"x/{layout.shard_folder(ref, 'epoch-0001', 'c0ffee' * 11)}/a.tar"
+        inner._fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+        call, calls = inner._fs.call_s3, []
+
+        def refusing(name: str, **arguments: Any) -> Any:
+            calls.append(name)
+            if name == refused:
+                raise error("no")
+            return call(name, **arguments)
+
+        monkeypatch.setattr(inner._fs, "call_s3", refusing)
+        inner.abort_uploads(-60)
+        assert refused in calls
 
     @pytest.mark.parametrize("token", ["again", None, ""])
     @pytest.mark.parametrize("kind", ["objects", "uploads"])

@@ -98,6 +98,13 @@ REQUESTS = [
 ]
 
 
+def test_processes_of_a_sweep_wait_for_nothing() -> None:
+    for waits in ({"wait_minutes": 1}, {"gpu_slots": 2}):
+        assert SweepRequest(config="digits", parallel=1, **waits)
+        with pytest.raises(ValueError, match="hold for the flow runs of one process"):
+            SweepRequest(config="digits", parallel=2, **waits)
+
+
 @pytest.mark.parametrize(("command", "request_"), REQUESTS)
 def test_the_arguments_of_a_request_are_read_as_the_request(command: str, request_: Request) -> None:
     kind, found = type(request_), []

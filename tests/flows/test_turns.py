@@ -20,7 +20,7 @@ from prefect.states import Running
 
 from flowmill.configs.errors import ConfigError, RunConflictError
 from flowmill.configs.schema import RunConfig
-from flowmill.flows import scheduled_runs
+from flowmill.flows import scheduled_runs, stages
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import GPU_SLOTS, StageRequest
 from flowmill.flows.run_in_process import on_server
@@ -71,6 +71,21 @@ def test_a_flow_waits_for_its_run_as_long_as_it_may(context: RunContext) -> None
     assert other.is_alive()
     with turn(context, asked(wait_minutes=1)):
         assert not other.is_alive()
+
+
+def test_no_other_process_works_on_a_run_during_a_stage(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = []
+
+    def looked(*values: Any, **options: Any) -> Any:
+        locked.append(context.store.root.locked(context.run.lock_path))
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(stages, "run_stage", looked)
+    request = StageRequest(run="small", root=context.store.root.uri, epoch=1)
+    with pytest.raises(ConfigError, match="seen"):
+        stages._run_stage("rollout", request)
+    assert locked == [True]
+    assert not context.store.root.locked(context.run.lock_path)
 
 
 def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from safetensors.torch import save_file
 
 from flowmill.configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from flowmill.configs.schema import StoreSection
+from flowmill.storage.artifacts import checkpoints
 from flowmill.storage.artifacts.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from flowmill.storage.artifacts.checksummed_json import seal
+from flowmill.storage.artifacts.collective_publish import SingleProcess
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder
 from flowmill.storage.backends import open_backend
@@ -391,6 +394,56 @@ def test_a_table_of_embedding_rows_that_is_none_is_refused(tmp_path: Path, chang
         cache.store.commit(cache.ref, "s", folder, rows=1)
     with pytest.raises(CorruptError, match="is no table of embedding rows"):
         cache.load(["a"])
+
+
+class Rank(SingleProcess):
+    """One of two ranks, which are threads."""
+
+    def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self._values, self._barrier = rank, values, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self._values[self.rank] = value
+        self._barrier.wait()
+        gathered = list(self._values)
+        self._barrier.wait()
+        return gathered
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_go_on_from_one_checkpoint_whatever_others_commit_and_remove(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    ref = ArtifactRef("policies", "p")
+
+    def commit(*updates: int) -> None:
+        for update in updates:
+            with store.root.staging() as folder:
+                (folder / "policy.bin").write_text(f"{update}")
+                commit_checkpoint(store, ref, update, folder)
+
+    commit(1)
+    fetched, values, barrier = checkpoints._fetched, [None, None], threading.Barrier(2)
+    found: dict[int, Any] = {}
+
+    def interrupted(store: ArtifactStore, path: str) -> Path | None:
+        # Another process commits others, and removes this one, before the late rank reads it.
+        if threading.current_thread().name == str(late) and path.split("/")[-1].startswith("000001"):
+            commit(2, 3)
+        return fetched(store, path)
+
+    monkeypatch.setattr(checkpoints, "_fetched", interrupted)
+
+    def read(rank: int) -> None:
+        found[rank] = latest_checkpoint(store, ref, Rank(rank, values, barrier))
+
+    threads = [threading.Thread(target=read, args=(rank,), name=str(rank)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found[0] == found[1]
+    assert found[0][0] == 3
 
 
 def test_checkpoints_keep_the_newest_and_notice_damage(store: ArtifactStore) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from flowmill.configs.errors import LostRankError, WorkerError
 from flowmill.storage.trajectories.tables import read_rows
@@ -30,6 +31,7 @@ from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
 from flowmill.tasks.runtime.kv_store import KeyValueStore
 from flowmill.tasks.runtime.ranks import Ranks
+from flowmill.tasks.stages.stage import Shard
 from flowmill.tasks.stages.stage_run import StageRun
 from tests.support.inside import Make, make_stage, prepare, run_epoch, session_of, stage_run
 from tests.tasks.stages.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
@@ -469,6 +471,24 @@ def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(make_c
     # The other rank does not even ask which shards there are, which nobody would answer here.
     run_share(StageRun(stage), ProcessExecutor(session_of(context)), Ranks(1, 2), Silent())
     assert context.store.committed(stage.ref) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_shard_that_another_run_commits_first_no_rank_works_on(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    run = StageRun(make_stage(context, "optimize", 1))
+    monkeypatch.setattr(run, "pending", lambda: [Shard("policy")])
+    monkeypatch.setattr(run, "work_on", lambda shard: pytest.fail("rank 0 works alone"))
+    monkeypatch.setattr(run, "join_shard", lambda shard: pytest.fail("rank 1 works alone"))
+    board = KeyValueStore(HashStore())
+    if rank:
+        for key, text in (("shards", '[["policy"]]'), ("due/policy", "false"), ("committed/policy", "")):
+            board.post(key, text)
+    run_share(run, ProcessExecutor(session_of(context)), Ranks(rank, 2), board)
+    assert (board.read("due/policy"), board.read("committed/policy")) == ("false", "")
 
 
 class Silent(KeyValueStore):

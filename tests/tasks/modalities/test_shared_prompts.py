@@ -25,9 +25,11 @@ from flowmill.models.weights.stored_weights import on_meta
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.modalities.tokens import sample_sets
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runs.opening import begin_run
 from tests.support.inside import collect, prepare, run_epoch, training_data
 from tests.support.language_models import texts_config, write_language_model
 from tests.tasks.algorithms.cases import make_token
+from tests.tasks.stages.test_stages import Stop, stop_after
 
 SHARED = "optimize.shared_prompts=true"
 #: Tokens of the prompt of each group, and of its completions.
@@ -223,3 +225,25 @@ def test_training_packs_the_rows_of_a_batch_alone(tmp_path: Path, monkeypatch: p
     trained(prepare(texts_config(tmp_path, SHARED, "optimize.algorithm=dpo")))
     assert shapes
     assert all(found == expected for found, expected in shapes)
+
+
+def test_a_resumed_epoch_equals_one_that_was_not_stopped(tmp_path: Path) -> None:
+    """A row's packed width, and so the last bits of its log-probs, depend on its micro-batch."""
+    settings = [SHARED, "optimize.inner_epochs=3", "execution.checkpoint_every=1", "optimize.learning_rate=1e-2"]
+    settings += ["optimize.algorithm.options.kl_coef=0.1", "run.epochs=1"]
+    texts_config(tmp_path, prompts_per_epoch=8)
+    lengths = (2, 5, 20, 37, 9, 50, 30, 3, 26, 45)
+    prompts = [f'{{"prompt": "{("1234567890" * 5)[:length]}+{n}=", "answer": "1"}}' for n, length in enumerate(lengths)]
+    (tmp_path / "train.jsonl").write_text("\n".join(prompts) + "\n")
+    digests = set()
+    for stopped in (0, 1, 3):
+        config = texts_config(tmp_path, *settings, f"store.root={tmp_path / str(stopped)}")
+        context = prepare(config)
+        if stopped:
+            stop_after(context, stopped)
+            with pytest.raises(Stop):
+                run_epoch(context, 1)
+            context = begin_run(config)
+        run_epoch(context, 1)
+        digests.add(context.store.require(context.policy_ref(1)).digest)
+    assert len(digests) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -458,6 +459,34 @@ def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
         with holding(context.store, "small"), executing(context), pytest.raises(RunConflictError):
             refuse_while_executing(other.store, "small")
     refuse_while_executing(other.store, "small")
+
+
+def test_stages_of_a_process_share_the_lock_until_the_last_one_ends(make_config: Make) -> None:
+    from flowmill.configs.errors import RunConflictError
+    from flowmill.tasks.runs.locks import executing, executing_stage, holding, refuse_while_executing
+
+    context = prepare(make_config())
+    other = open_run(context.store.root.uri, "small")
+    begun, ended = threading.Event(), threading.Event()
+
+    def outlive() -> None:
+        with holding(other.store, "small"), executing_stage(other):
+            begun.set()
+            ended.wait()
+
+    thread = threading.Thread(target=outlive)
+    with holding(context.store, "small"), executing_stage(context):
+        thread.start()
+        begun.wait(30)
+        refuse_while_executing(other.store, "small")
+        with pytest.raises(RunConflictError), executing(other):
+            pass
+    assert other.store.root.locked(other.run.lock_path)
+    ended.set()
+    thread.join()
+    assert not other.store.root.locked(other.run.lock_path)
+    with executing(context):
+        pass
 
 
 def test_make_stage_knows_every_stage_of_a_run(make_config: Make) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from flowmill.tasks.modalities.rows import Units, plan_updates, single_rows
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.training.loop import Reading, TrainerState, run_updates
+from flowmill.tasks.training.metrics import RowFigures, entry
 from flowmill.tasks.training.optimizers import make_optimizer
 from tests.support.toy import START, transitions, vector
 
@@ -180,6 +182,22 @@ def test_replayed_rows_are_weighted_and_reported() -> None:
     for each in (1, 2):
         assert entry[f"clip_age{each}"] == pytest.approx(float(clipped[age == each].mean()), rel=1e-6)
     assert "clip_age0" not in entry
+
+
+@pytest.mark.parametrize("ranks", [[[0, 1]], [[0], [1]]])
+def test_fresh_rows_are_reported_whichever_rank_has_the_stale_ones(ranks: list[list[int]]) -> None:
+    ages, clipped = [[0, 0], [0, 1]], [[1.0, 1.0], [0.0, 1.0]]
+    totals: Counter[str] = Counter()
+    for parts in ranks:
+        figures = RowFigures(4)
+        for part in parts:
+            age, high, zero = torch.tensor(ages[part]), torch.tensor(clipped[part]), torch.zeros(2)
+            batch = SimpleNamespace(count=2, age=age, step=torch.zeros(2, dtype=torch.int64), weighed=False)
+            values = {"loss": zero, "ratio": zero + 1, "ratio_squared": zero + 1, "clip_high": high, "clip_low": zero}
+            figures.add(cast(Any, batch), values)
+        totals.update(figures.totals())
+    found = entry(1, 4, 0.0, totals)
+    assert (found["clip_age0"], found["clip_age1"]) == (pytest.approx(2 / 3), 1.0)
 
 
 def test_rows_without_ratios_are_reported_as_they_are() -> None:
