@@ -159,6 +159,7 @@ def reader() -> Iterator[Callable[[Path], tuple[int, str]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign_cases("dictionary of JSON", "several files")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_takes_little_memory(tmp_path: Path, reader: Callable[[Path], tuple[int, str]], name: str) -> None:
     write, expected = BOMBS[name]
