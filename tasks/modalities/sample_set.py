@@ -94,7 +94,8 @@ class SampleSet(ABC):
 
     def beginnings(self, samples: np.ndarray) -> np.ndarray:
         """Return a number for the prompt of each sample, (N,)."""
-        return self.reader.prompt_rows[samples]
+        prompts: np.ndarray = self.reader.prompt_rows[samples]
+        return prompts
 
     def mismatched(self, units: Units, size: int) -> Batch:
         """Return a micro-batch of the update that ``pair_prompts`` was called with, under the prompts of others."""
