@@ -32,6 +32,8 @@ class AlgorithmNeeds(NamedTuple):
     """Training uses the end of a chain, or a prediction of it; assumed of a custom algorithm."""
     desired: bool = False
     """Only desired samples are trained on; runs of earlier versions trained the others as rows of loss 0."""
+    guided: bool = False
+    """Velocities of the loss use the guidance of rollouts; runs of earlier versions did not record it."""
 
 
 def with_followers(data: Any) -> Any:

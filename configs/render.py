@@ -82,6 +82,6 @@ class RenderSection(Section):
         if self.answer is None:
             return text.strip()
         first, last = self.answer
-        before, _, after = text.rpartition(first)
-        content, closed, _ = after.partition(last)
-        return content.strip() if closed and (before or text.startswith(first)) else ""
+        # An opening mark after the last closing one opens no part.
+        opened, content = text.rpartition(last)[0].rpartition(first)[1:]
+        return content.partition(last)[0].strip() if opened else ""

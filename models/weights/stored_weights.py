@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError, CorruptError
 from flowmill.models.library_loading import read_weight_index
+from flowmill.models.weights.converted import Conversion, fill, stored_forms
 from flowmill.models.weights.finite import check_tensors
 
 #: File names of a component in diffusers and transformers; several files have an index next to them.
@@ -32,26 +33,33 @@ class StoredWeights:
     """The dtype of each weight when it was loaded, by name; training may use another."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of weights in the files, where those differ."""
+    converted: Mapping[str, Conversion] = field(default_factory=dict)
+    """How weights that the files have in another form are made, by name."""
 
     @classmethod
     def of(cls, folder: Path, module: nn.Module) -> StoredWeights:
         """Return the stored weights of a module that was just loaded from a component's folder or created empty."""
+        from flowmill.models.weights.tensor_files import TensorFiles
+
         files, own = weight_files(folder), module.state_dict()
-        names = _file_names(module, own, files)
-        return cls(files, {name: tensor.dtype for name, tensor in own.items()}, names)
+        dtypes = {name: tensor.dtype for name, tensor in own.items()}
+        if not hasattr(module, "base_model_prefix"):
+            return cls(files, dtypes)
+        try:
+            return cls(files, dtypes, *stored_forms(module, own, TensorFiles(files).shapes))
+        except CorruptError as error:
+            raise ConfigError(f"model.path: {error}") from None
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in; raise
         ConfigError if the files lack a weight, or hold one that is not finite."""
-        from flowmill.models.weights.tensor_files import TensorFiles
-
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
             for name, target in targets.items()
         }
         try:
-            TensorFiles(self.files).read_into({self.names.get(name, name): each for name, each in rounded.items()})
+            self._fill(rounded)
         except KeyError as error:
             raise ConfigError(
                 f"model.path: '{self.files[0].parent}' has no weight {error}, which its config requires. Save the "
@@ -64,6 +72,20 @@ class StoredWeights:
             if rounded[name] is not target:
                 target.copy_(rounded[name])
 
+    def _fill(self, targets: Mapping[str, Tensor]) -> None:
+        from flowmill.models.weights.tensor_files import TensorFiles
+
+        files, converted = TensorFiles(self.files), self.converted
+        files.read_into({self.names.get(name, name): each for name, each in targets.items() if name not in converted})
+        # One at a time, as their parts are whole even where targets are sharded.
+        for conversion in {id(each): each for name, each in converted.items() if name in targets}.values():
+            shapes, dtype = files.shapes, self.dtypes[conversion.first]
+            parts = {name: torch.empty(shapes[name], dtype=dtype) for name in conversion.sources}
+            files.read_into(parts)
+            for name, weight in conversion.of(parts).items():
+                if name in targets:
+                    fill(targets[name], weight, name)
+
     @torch.no_grad()
     def give(self, module: nn.Module, device: torch.device) -> None:
         """Load the weights of a module created empty, or this rank's part if it is sharded; adapters have theirs."""
@@ -72,20 +94,6 @@ class StoredWeights:
         buffers = {name: tensor for name, tensor in stored.items() if name in self.dtypes}
         self.read({stored_name(name): tensor for name, tensor in (parameters | buffers).items()})
         module.load_state_dict(parameters, strict=False, assign=True)
-
-
-def _file_names(module: Any, own: Mapping[str, Any], files: Sequence[Path]) -> dict[str, str]:
-    """Return names in files by names in a model of transformers, which renames weights of some classes."""
-    from flowmill.models.weights.tensor_files import TensorFiles
-
-    stored = TensorFiles(files).shapes if hasattr(module, "base_model_prefix") else own
-    if set(own) <= set(stored):
-        return {}
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
-    renamings = [each for each in get_model_conversion_mapping(module) if isinstance(each, WeightRenaming)]
-    return {rename_source_key(name, renamings, [], module.base_model_prefix, own)[0]: name for name in stored}
 
 
 def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from flowmill.models.policies.compute_meter import Meter
     from flowmill.models.policies.trainable import Trainable
 
+#: Prefix of figures of rows of which the largest is reported; of others it is the mean.
+LARGEST = "max/"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTimes:
@@ -246,7 +249,7 @@ class RowLoss:
     other_losses: Mapping[str, Tensor] = field(default_factory=dict)
     """(B,) losses of further trained models, by part; the parts share no parameters."""
     metrics: Mapping[str, Tensor]
-    """(B,) figures per row without gradient; the loop reports their means.
+    """(B,) figures per row without gradient; the loop reports their means, and with the prefix ``LARGEST`` the largest.
 
     ``gap`` is the distance between a row's behavior policy, as stored by the rollout, and the policy as computed now,
     in the unit of the quantity that the loss exponentiates or masks by. The algorithm's ``gap_limit`` is its limit, as

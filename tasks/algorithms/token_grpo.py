@@ -16,7 +16,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
-from flowmill.tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from flowmill.tasks.algorithms.base import LARGEST, Batch, Requirements, RowLoss, expect
 from flowmill.tasks.algorithms.objectives import ratio_metrics, ratio_surrogate
 from flowmill.tasks.algorithms.ratios import RatioClip, policy_ratio
 from flowmill.tasks.algorithms.token_objectives import (
@@ -173,7 +173,7 @@ class TokenGRPO(RatioClip):
             **{name: masked_mean(values, mask) for name, values in ratios.items()},
             "entropy": masked_mean(entropy, mask),
             "length": mask.sum(-1).float(),
-            "sampler_gap": sampler,
+            f"{LARGEST}sampler_gap": sampler,
             "gap": gap,
         }
 

@@ -177,10 +177,11 @@ def _check_needs(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
             "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
         )
     for split in ("train", "heldout"):
+        source = "data.train" if config.data is not None and split == "train" else f"prompts.{split}"
         for prompt in asked_of(section, plan.prompts[split]):
             for column in needs.columns:
                 if column not in prompt.metadata:
                     raise ConfigError(
                         f"rewards: '{section.slot}' needs the column '{column}' of the prompt source, which prompt "
-                        f"{prompt.text!r} of prompts.{split} does not have. Add it, or choose another reward."
+                        f"{prompt.text!r} of {source} does not have. Add it, or choose another reward."
                     )

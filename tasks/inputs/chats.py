@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from flowmill.configs.errors import DataError
@@ -133,6 +134,13 @@ def check_columns(row: Mapping[str, Any], place: str) -> None:
 def messages_of(sample: DataFile) -> list[Message]:
     """Return the messages of a chat."""
     return [Message(*each) for each in json.loads(str(sample.text))]
+
+
+def history_of(sample: DataFile) -> str:
+    """Return a digest of the messages before the first answer that is trained on; empty if that is the prompt alone."""
+    messages = messages_of(sample) if sample.is_chat else []
+    before = list(takewhile(lambda each: each.role != "assistant" or not each.weight, messages))
+    return hash_text(canonical_json([each[:2] for each in before]))[:16] if len(before) > 1 else ""
 
 
 def shown_text(sample: DataFile) -> str:

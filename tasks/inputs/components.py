@@ -51,7 +51,8 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
         return needs
     requires = make_algorithm(config).requires
     ends = ":" in config.optimize.algorithm.name or requires.ends
-    return AlgorithmNeeds(requires.old_means, requires.gradients, requires.rewards, ends, requires.desired)
+    always = (requires.old_means, requires.gradients, requires.rewards)
+    return AlgorithmNeeds(*always, ends, requires.desired, requires.guided)
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
@@ -99,18 +100,23 @@ def make_solver(name: str, where: str) -> Solver:
     return create(SOLVERS, name, {}, label=where)  # type: ignore[no-any-return]
 
 
+def guidance_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of guidance wherever it enters: as an input of the model at any scale, as a second forward
+    pass at scales above 1 (it is off otherwise)."""
+    model = config.model
+    if spec_of(model.policy).guidance == "input":
+        return {"guidance_scale": model.guidance_scale}
+    if uses_guidance(config):
+        return {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
+    return {}
+
+
 def call_options(config: RunConfig) -> dict[str, Any]:
     """Return the call options that change the samples of a policy, and no others.
 
-    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward pass at scales above
-    1 (it is off otherwise). Attention counts where it is approximate. Compilation and devices only change rounding.
+    Attention counts where it is approximate. Compilation and devices only change rounding.
     """
-    model = config.model
-    guided: dict[str, Any] = {}
-    if spec_of(model.policy).guidance == "input":
-        guided = {"guidance_scale": model.guidance_scale}
-    elif uses_guidance(config):
-        guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
+    model, guided = config.model, guidance_options(config)
     size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
     clip = {"frames": model.frames} if model.frames > 1 else {}
     tiles = {"vae_tiling": True} if model.vae_tiling else {}

@@ -13,7 +13,7 @@ from flowmill.configs.data import DataSection, PriorRowsSection
 from flowmill.configs.errors import DataError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.storage.names import inside
-from flowmill.tasks.inputs.chats import check_columns, is_chat, read_chat, read_replies
+from flowmill.tasks.inputs.chats import check_columns, history_of, is_chat, read_chat, read_replies
 from flowmill.tasks.inputs.data_file import DataFile
 from flowmill.tasks.inputs.prompt_rows import ImageSource, file_below, images_of, kind_of, metadata_of, text_of
 from flowmill.tasks.inputs.prompts import IMAGE, Prompt
@@ -93,6 +93,12 @@ class DataRow:
     def empty_prompt(self) -> Prompt:
         """The prompt without its caption and the other columns, but with its images."""
         return prompt_of("", {}, self.image)
+
+    @property
+    def rated_group(self) -> str:
+        """The group of a rated sample: its prompt, and what comes between that and its answer in a chat."""
+        history = history_of(self.samples[0])
+        return f"{self.prompt.id}-{history}" if history else self.prompt.id
 
     @staticmethod
     def restored(values: list[Any]) -> DataRow:

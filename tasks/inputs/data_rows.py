@@ -16,6 +16,7 @@ from flowmill.configs.errors import LISTED, DataError, PromptError, listed
 from flowmill.configs.fingerprint import canonical_json, hash_text
 from flowmill.storage.backends.checksums import hash_data
 from flowmill.storage.backends.file_hash_cache import file_hashes
+from flowmill.tasks.inputs.chats import history_of
 from flowmill.tasks.inputs.columns import shaped, used_columns
 from flowmill.tasks.inputs.data_row import DataRow, prompt_of, read_row, restored_image, stored_image
 from flowmill.tasks.inputs.data_spool import Spool
@@ -226,6 +227,9 @@ def _checked(row: DataRow, spool: Spool) -> list[bytes]:
     samples = [sample.stored() for sample in row.samples]
     stored = json.dumps([row.place, samples, row.ratings, files, row.captions, row.is_prior])
     more = f",{canonical_json([row.captions, row.is_prior])}" if row.captions or row.is_prior else ""
-    identity = f"{content},{canonical_json(row.ratings)}{image}{more}]"
+    # Rated chats were compared by their first message alone.
+    rated = len(row.ratings) == 1 and row.ratings[0] is not None
+    history = history_of(row.samples[0]) if rated else ""
+    identity = f"{content},{canonical_json(row.ratings)}{image}{more}{history and f',{history}'}]"
     counts = [spool.add("rows", f"{prompt[:-1]},{stored[1:]}") for _ in range(row.repeats)]
     return [f"{',' if count > 1 else ''}{identity}".encode() for count in counts]

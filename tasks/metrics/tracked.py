@@ -117,7 +117,7 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
         return None
     figures = _epoch_figures(chain, manifests)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
-    scores = {slot: manifest.summary for (_, stage, slot), manifest in manifests.items() if stage == "score"}
+    scores = {slot: dict(manifest.summary) for (_, stage, slot), manifest in manifests.items() if stage == "score"}
     points += [
         Point(key=f"{ACHIEVED}/{name}", value=value, step=epoch)
         for name, value in weighted_rewards(chain.config, {"rollout": scores}).items()

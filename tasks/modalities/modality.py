@@ -21,7 +21,7 @@ from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.algorithms.base import Models, Requirements
 from flowmill.tasks.inputs.base_model import BaseModel, describe_base
 from flowmill.tasks.inputs.policy_kind import kind_name
-from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.prompts import Prompt, StoredPrompt
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.modalities.data_sample import DataSample
@@ -139,6 +139,10 @@ class SampleGeneration(ABC):
     @abstractmethod
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of rollouts, with log-probs."""
+
+    def readable(self, context: RunContext, prompts: Sequence[StoredPrompt]) -> Sequence[StoredPrompt]:
+        """Return the prompts of a split that evaluations sample: rows of data may have some that no model reads."""
+        return prompts
 
     @abstractmethod
     def evaluation(self, making: SamplingContext) -> Sampler:

@@ -82,7 +82,7 @@ class SampleSet(ABC):
     def pair_prompts(self, units: Units) -> None:
         """Choose for each row of an update the next row, round the update, that has another prompt."""
         samples = units.rows[:, 0]
-        prompts, own = self.reader.prompt_rows[samples], np.arange(len(samples))
+        prompts, own = self.beginnings(samples), np.arange(len(samples))
         others, several = own.copy(), len(np.unique(prompts)) > 1
         for shift in range(1, len(samples)):
             alone = prompts[others] == prompts
@@ -91,6 +91,11 @@ class SampleSet(ABC):
             others[alone] = (own[alone] + shift) % len(samples)
         rows = zip(map(tuple, units.rows.tolist()), samples[others].tolist(), strict=True)
         self._others: dict[tuple[int, ...], int] = dict(rows)
+
+    def beginnings(self, samples: np.ndarray) -> np.ndarray:
+        """Return a number for the prompt of each sample, (N,)."""
+        prompts: np.ndarray = self.reader.prompt_rows[samples]
+        return prompts
 
     def mismatched(self, units: Units, size: int) -> Batch:
         """Return a micro-batch of the update that ``pair_prompts`` was called with, under the prompts of others."""

@@ -9,7 +9,8 @@ from flowmill.configs.model_families import spec_of
 from flowmill.configs.rewards import RewardSection
 from flowmill.models.engines import engine_identity
 from flowmill.models.policies import POLICIES
-from flowmill.tasks.inputs.components import call_options
+from flowmill.models.policies.attention import attention_identity
+from flowmill.tasks.inputs.components import call_options, guidance_options
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.modalities import ModalitySpec
 
@@ -53,6 +54,8 @@ class DiffusionSpec(ModalitySpec):
             "latents_dtype": rollout.latents_dtype,
             "media": rollout.media.fingerprinted(),
             **({"buckets": data.buckets} if data is not None and data.buckets else {}),
+            # Autoencoders tile what they encode, too.
+            **({"vae_tiling": True} if model.vae_tiling else {}),
         }
 
     def evaluation_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
@@ -67,7 +70,8 @@ class DiffusionSpec(ModalitySpec):
             # Rewards that are called while training, and arguments of the model that decodes for them.
             called = [_reward_options(reward) for reward in plan.config.rewards]
             rewards = {"asked": called, "model": call_options(plan.config)}
-        return {"sampler": plan.config.rollout.sampler.model_dump(mode="json"), **summed, **rewards, **_ends(plan)}
+        sampler = plan.config.rollout.sampler.model_dump(mode="json")
+        return {"sampler": sampler, **summed, **rewards, **_ends(plan), **_called_on_data(plan)}
 
     def export_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """How the model is called."""
@@ -80,6 +84,21 @@ def _ends(plan: ResolvedConfig) -> dict[str, Any]:
     Policies that were trained on final latents without their length have other fingerprints.
     """
     return {"ends": "clean"} if plan.family_spec.noise_range and plan.needs.ends else {}
+
+
+def _called_on_data(plan: ResolvedConfig) -> dict[str, Any]:
+    """Return how the model is called on ingested samples, beside what their own id says; a rollout's id says it all.
+
+    Earlier versions left it out, so the usual values are not named.
+    """
+    config = plan.config
+    if config.data is None:
+        return {}
+    is_input = plan.family_spec.guidance == "input"
+    guidance = guidance_options(config) if is_input or plan.needs.guided else {}
+    attention = attention_identity(config.model.attention)
+    named = {} if is_input and guidance == {"guidance_scale": 1.0} else guidance
+    return {**named, **({} if attention == "exact" else {"attention": attention})}
 
 
 def _reward_options(reward: RewardSection) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.modalities import ModalitySpec
 
+#: How models were called in most runs on data, whose ids did not name it; those of rollouts name all.
+_USUAL: Mapping[str, Any] = {"dtype": "bfloat16", "options": {}, "attention": None}
+
 
 class TokensSpec(ModalitySpec):
     """How texts are sampled."""
@@ -52,7 +55,8 @@ class TokensSpec(ModalitySpec):
     def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The temperature that log-probs belong to, and the critic where one is trained."""
         critic = {"critic": plan.config.critic.fingerprinted(PLACES)} if plan.estimator.needs_values else {}
-        return {"temperature": tokens_of(plan.config).temperature, **critic}
+        called = {} if plan.config.data is None else _unusual(TokensSpec.called(self, plan), *_USUAL)
+        return {"temperature": tokens_of(plan.config).temperature, **critic, **called}
 
     def value_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """The temperature, and how the model is called."""
@@ -67,6 +71,10 @@ def _drawn(section: TokensSection) -> dict[str, Any]:
     return section.fingerprinted({"evaluate", "engine"})
 
 
+def _unusual(called: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: called[name] for name in names if called[name] != _USUAL[name]}
+
+
 class ImageTokensSpec(TokensSpec):
     """How tokens are sampled, with guidance, and how images are stored."""
 
@@ -77,6 +85,10 @@ class ImageTokensSpec(TokensSpec):
     def stored(self, plan: ResolvedConfig) -> dict[str, Any]:
         """Return how images are stored."""
         return {"media": plan.config.rollout.media.fingerprinted()}
+
+    def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
+        """Those of tokens, and how the model that codes images is called."""
+        return {**super().given_options(plan), **_unusual(super().called(plan), "dtype", "options")}
 
     def training_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Those of tokens, and the guidance that log-probs belong to; of ingested images there is none."""

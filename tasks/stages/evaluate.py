@@ -59,7 +59,8 @@ class EvaluateStage(Sampling):
         ]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        total, prompts = self.config.evaluate.samples, self.context.prompts[split_of(shard.name)]
+        total = self.config.evaluate.samples
+        prompts = self.modality.readable(self.context, self.context.prompts[split_of(shard.name)])
         jobs = [
             SampleRequest(prompt=prompt, replica=replica, name=f"{split_of(shard.name)}-{prompt.id}-{replica:04d}")
             for replica, number in (divmod(number, len(prompts)) for number in range(shard.start, shard.stop))

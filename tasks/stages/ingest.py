@@ -153,13 +153,13 @@ class IngestStage(Stage):
 
     def _samples(self, number: int, row: DataRow, view: int, **seen_as: Any) -> list[DataSample]:
         prompt = row.prompt
-        grouped = data_of(self.config).rating is not None
+        group = f"d{number:08d}" if data_of(self.config).rating is None else row.rated_group
         return [
             DataSample(
                 file=file,
                 prompt=prompt,
                 name=f"d{number:08d}-{prompt.id}-{replica}{f'-{view}' if view else ''}",
-                group=prompt.id if grouped else f"d{number:08d}",
+                group=group,
                 first=row.samples[0],
                 replica=replica,
                 **seen_as,

@@ -22,12 +22,12 @@ from flowmill.models.policies.compute_meter import backward
 from flowmill.models.policies.trainable import Trainable
 from flowmill.models.weights.ema import Ema
 from flowmill.models.weights.sharding import number as number_of
-from flowmill.tasks.algorithms.base import Algorithm, Batch, Models
+from flowmill.tasks.algorithms.base import LARGEST, Algorithm, Batch, Models
 from flowmill.tasks.modalities.rows import Units, micro_batches
 from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.training.learning_rates import learning_rate
 from flowmill.tasks.training.loss_scaling import LossScale, unscale
-from flowmill.tasks.training.metrics import LARGEST, MODULE_NORM, RowFigures, entry
+from flowmill.tasks.training.metrics import MODULE_NORM, RowFigures, entry
 from flowmill.tasks.training.optimizers import MomentOptimizer
 
 #: Micro-batches that are prefetched.
@@ -180,7 +180,7 @@ def mean_losses(
     for batch in batches():
         result = algorithm.loss(batch, models)
         figures.add(batch, {"loss": result.loss, **result.metrics})
-    return _reduce(figures, ranks)
+    return {name.removeprefix(LARGEST): value for name, value in _reduce(figures, ranks).items()}
 
 
 @torch.no_grad()

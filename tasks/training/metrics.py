@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from flowmill.models.devices import widened
-from flowmill.tasks.algorithms.base import Batch
+from flowmill.tasks.algorithms.base import LARGEST, Batch
 
 #: Prefix of the gradient norm of one of several trained modules.
 MODULE_NORM = "grad_norm_"
-
-#: Figures with this prefix are maxima over all rows; the others are means.
-LARGEST = "max/"
 _CLIP_AGE = "clip_age"
 #: Lower bound of weights before the logarithm; smaller weights underflowed.
 _SMALLEST = torch.finfo(torch.float64).tiny
@@ -57,7 +54,8 @@ class RowFigures:
         table = torch.cat(self._figures, dim=1).cpu().double()
         figures = dict(zip(self._names, table, strict=True))
         gap = figures.pop("gap", None)
-        totals = {name: float(values.sum()) / self.rows for name, values in figures.items()}
+        largest = {name: float(values.max()) for name, values in figures.items() if name.startswith(LARGEST)}
+        totals = {name: float(values.sum()) / self.rows for name, values in figures.items()} | largest
         ages, steps = torch.cat(self._ages), torch.cat(self._steps)
         parts = self._labeled(figures, ages, steps)
         fresh = ages == 0

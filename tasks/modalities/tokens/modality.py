@@ -24,7 +24,7 @@ from flowmill.storage.trajectories.base import Sample, TrajectoryShard
 from flowmill.tasks.algorithms.base import Requirements
 from flowmill.tasks.algorithms.tokens import TokenModels
 from flowmill.tasks.inputs.components import tokens_of
-from flowmill.tasks.inputs.prompts import Prompt
+from flowmill.tasks.inputs.prompts import Prompt, StoredPrompt
 from flowmill.tasks.inputs.weight_sources import Weights
 from flowmill.tasks.metrics.image_grids import GRID, grid, side_by_side
 from flowmill.tasks.metrics.samples import about_sample
@@ -40,7 +40,7 @@ from flowmill.tasks.modalities.tokens.data_texts import DataText, read_text, tex
 from flowmill.tasks.modalities.tokens.estimate import language_memory
 from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, forwards
-from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
+from flowmill.tasks.modalities.tokens.run_prompts import read_prompts, readable
 from flowmill.tasks.modalities.tokens.sample_sets import TextSet
 from flowmill.tasks.modalities.tokens.text import FINISHES, chosen_lengths, stored_text
 from flowmill.tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flowmill.tasks.modalities.modality import ValueRequest
+    from flowmill.tasks.runs.context import RunContext
     from flowmill.tasks.runtime.host import ModelHost
 
 
@@ -92,6 +93,9 @@ class Tokens(Modality):
 
     def given(self, making: SamplingContext, samples: Sequence[DataSample], contents: Sequence[Any]) -> list[Sample]:
         return text_samples(making, samples, contents)
+
+    def readable(self, context: RunContext, prompts: Sequence[StoredPrompt]) -> Sequence[StoredPrompt]:
+        return readable(context, prompts)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the likeliest texts, or of draws with fixed seeds."""

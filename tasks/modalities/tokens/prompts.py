@@ -6,7 +6,7 @@ Images of a prompt come before its text, in order; their tokens have negative id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -175,14 +175,27 @@ class Prompts:
         day = self.section.template_date
         return {} if day is None else template_dates(self.tokenizer, messages, day)
 
-    def longest(self, splits: Mapping[str, Sequence[Prompt | StoredPrompt]]) -> int:
-        """Return the tokens of the longest prompt, of lists by split."""
+    def reads(self, prompt: Prompt | StoredPrompt) -> bool:
+        """Return whether a prompt has ids."""
+        with suppress(ConfigError):
+            return bool(self.of(prompt))
+        return False
+
+    def longest(self, splits: Mapping[str, Sequence[Prompt | StoredPrompt]], rows: Collection[str] = ()) -> int:
+        """Return the tokens of the longest prompt.
+
+        Args:
+            splits: prompts by split.
+            rows: splits of rows of data, without those that cannot be read: ``ingest`` refuses each with its place.
+        """
         most, reasons = 0, list[str]()
         for split, prompts in splits.items():
             for row, prompt in enumerate(prompts, 1):
                 try:
                     most = max(most, len(self.of(prompt)))
                 except ConfigError as error:
+                    if split in rows:
+                        continue
                     reasons.append(f"prompts.{split}, number {row}: {error}")
         if reasons:
             raise ConfigError(listed(reasons))

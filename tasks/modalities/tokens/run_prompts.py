@@ -124,7 +124,8 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         prompts = prompts_of(context, policy)
         everything = {split: context.prompts[split] for split in ("train", "heldout", HELD_OUT_ROWS)}
         turns, limit = turns_of(context.config), context_length_of(context.base_folder)
-        longest = longest_context(prompts, turns, limit, everything, drawn_images(prompts.pictures, context.config))
+        drawn, rows = drawn_images(prompts.pictures, context.config), _of_data(context.config)
+        longest = longest_context(prompts, turns, limit, everything, drawn, rows)
         keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
         images = keys if prompts.pictures is not None else {}
         comments = None if turns is None else Comments(prompts, turns)
@@ -132,6 +133,13 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         seen = SeenImages(context, pictures) if pictures is not None and sees_images(context.config) else None
         run_prompts = _READ[context] = RunPrompts(prompts, longest, limit, images, members, comments, seen)
     return run_prompts
+
+
+def readable(context: RunContext, prompts: Sequence[StoredPrompt]) -> Sequence[StoredPrompt]:
+    """Return prompts without those of rows of data that the model cannot read, which ``ingest`` refuses."""
+    if context.config.data is None:
+        return prompts
+    return [prompt for prompt in prompts if prompts_of(context).reads(prompt)] or prompts
 
 
 def prompts_in(folder: Path, plan: ResolvedConfig, *, look: Look = no_images, tokenizer: Any = None) -> Prompts:
@@ -174,7 +182,13 @@ def longest_prompt(folder: Path, plan: ResolvedConfig) -> int:
     files = image_files(prompt for prompts in plan.prompts.values() for prompt in prompts)
     prompts = prompts_in(folder, plan, look=lambda key: read_picture(files[key]))
     drawn = drawn_images(prompts.pictures, plan.config)
-    return longest_context(prompts, turns_of(plan.config), context_length_of(folder), plan.prompts, drawn)
+    limit, rows = context_length_of(folder), _of_data(plan.config)
+    return longest_context(prompts, turns_of(plan.config), limit, plan.prompts, drawn, rows)
+
+
+def _of_data(config: RunConfig) -> tuple[str, ...]:
+    """Return the splits of prompts that are of rows of data."""
+    return () if config.data is None else ("train", HELD_OUT_ROWS)
 
 
 #: Private characters for a text and a comment in a rendered chat, and a pair that occurs in neither.
@@ -241,6 +255,7 @@ def longest_context(
     context: int | None,
     splits: Mapping[str, Sequence[Prompt | StoredPrompt]],
     images: Sequence[int],
+    rows: Sequence[str] = (),
 ) -> int:
     """Return the most tokens before a text: of the longest prompt and, with turns, of all texts and comments before.
 
@@ -250,8 +265,9 @@ def longest_context(
         context: maximum tokens of the model; None: no limit.
         splits: prompts by split.
         images: numbers of images of a text, if they are seen.
+        rows: splits of rows of data; see ``Prompts.longest``.
     """
-    longest, new = prompts.longest(splits), prompts.section.max_new
+    longest, new = prompts.longest(splits, rows), prompts.section.max_new
     if turns is None:
         return longest
     longest += (turns.count - 1) * (new + Comments(prompts, turns).most(images))

@@ -61,6 +61,11 @@ class TextSet(Correctable):
             shares_prompts: texts of a group share the tokens of their prompt.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
+        if read is not None:
+            # Chats of data may be longer before their answer than any prompt; this counts their other answers, too.
+            lengths = [self.reader.shape("tokens", sample)[0] for sample in range(len(self.reader))]
+            before = np.array(lengths, np.int64) - self.reader.log_probs.sizes
+            read = replace(read, longest=max(read.longest, int(before.max(initial=0))))
         self._read, self._shares_prompts = read, shares_prompts
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
@@ -156,18 +161,29 @@ class TextSet(Correctable):
             **fields,
         )
 
+    def beginnings(self, samples: np.ndarray) -> np.ndarray:
+        """Return a number for the tokens before each text: chats of one prompt may have others after it."""
+        numbers: dict[tuple[int, bytes], int] = {}
+        keys = ((int(self.reader.prompt_rows[each]), self._beginning(each)) for each in samples.tolist())
+        return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+
+    def _beginning(self, sample: int) -> bytes:
+        tokens, mask = (self.reader.array(name, sample) for name in ("tokens", "token_mask"))
+        return tokens[: int(np.argmax(mask))].tobytes()
+
     def under_prompts_of(self, batch: Batch, samples: Sequence[int]) -> TokenBatch:
-        """Return the texts after the prompts of other samples, cut to the widest row of the run."""
+        """Return the texts after the prompts of other samples: both fit, as rows have at most ``longest`` tokens before
+        a text and ``max_new`` of it."""
         assert self._read is not None
-        read, most, ids, masks = self._read, self._read.widths.most, [], []
+        read, ids, masks = self._read, [], []
         for (own, _), other in zip(batch.keys, samples, strict=True):
             mask, other_mask = (self.reader.array("token_mask", each).astype(bool) for each in (own, other))
             text, prompt = (self.reader.array("tokens", each) for each in (own, other))
             begins, ends = int(np.argmax(mask)), int(np.argmax(other_mask))
-            joined = np.concatenate([prompt[:ends], text[begins:]])[:most]
+            joined = np.concatenate([prompt[:ends], text[begins:]])
             name = self.reader.prompt_ids[self.reader.prompt_rows[other]]
             ids.append(read.with_images(name, joined, partial(self.reader.id_and_metadata, other)))
-            masks.append(np.concatenate([np.zeros(ends, np.bool_), mask[begins:]])[:most])
+            masks.append(np.concatenate([np.zeros(ends, np.bool_), mask[begins:]]))
         rows = padded_rows(ids, self.device, read.widths)
         chosen = chosen_rows(rows.shape[1], masks, [each[each] for each in masks], device=self.device).bool()
         return replace(expect(batch, TokenBatch), ids=rows, mask=chosen, reference=None, shared=None)
@@ -182,6 +198,8 @@ class TextSet(Correctable):
         self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths
     ) -> SharedPrompts:
         """Pack the rows of samples, which the further rows of ``ids`` fill up with copies of the last one."""
-        count, groups = len(samples), [int(self.reader.groups[sample]) for sample in samples]
+        count, numbers = len(samples), dict[tuple[int, bytes], int]()
+        keys = [(int(self.reader.groups[sample]), self._beginning(sample)) for sample in samples]
+        groups = [numbers.setdefault(key, len(numbers)) for key in keys]
         prompts, texts = ([int(length(mask)) for mask in masks[:count]] for length in (np.argmax, len))
         return share_prompts(ids[:count], prompts, texts, groups, widths).filled(len(ids))

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, zeros
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Cache, GPT2Config, LlamaForCausalLM, Phi3Config
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, FlowmillError
 from flowmill.models.engines.local import BOUNDS
 from flowmill.models.maths.generation import TokenSampling, generate, reading_once
 from flowmill.models.maths.tokens import token_log_probs
@@ -20,6 +25,7 @@ from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.language_classes import attention_of, cache_name, check_causal
 from flowmill.models.policies.language_model_folders import context_length
 from flowmill.models.quickstart.addition import tiny_model
+from flowmill.models.weights.stored_weights import StoredWeights
 from tests.support.causal_classes import TYPES, VOCABULARY, tiny_config
 
 #: Types that are refused, and what is said of each.
@@ -76,6 +82,43 @@ def test_what_is_drawn_is_what_the_forward_says_or_the_class_is_refused(name: st
     for row, (prompt, each) in enumerate(zip(PROMPTS, found, strict=True)):
         drawn, said = torch.tensor(each.log_probs), whole[row, len(prompt) : len(prompt) + NEW]
         assert float((drawn - said).abs().max()) < 0.1 * BOUNDS[torch.float32]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*TYPES} - {*REFUSED}))
+def test_weights_are_read_again_as_the_class_has_them(name: str, tmp_path: Path) -> None:
+    check_read(tiny_config(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v2"])
+def test_experts_that_are_stored_apart_are_read_as_one_weight_and_by_ranks(name: str, tmp_path: Path) -> None:
+    model = check_read(tiny_config(name), tmp_path)
+    stored = StoredWeights.of(tmp_path, model)
+    assert stored.converted
+    pieces = {part for each in stored.converted.values() for part in each.sources}
+    init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        whole = {key: value.detach() for key, value in model.named_parameters() if key in stored.converted}
+        ranks = {key: zeros(value.shape, device_mesh=mesh, placements=[Shard(0)]) for key, value in whole.items()}
+        stored.read(ranks)
+        assert all(torch.equal(ranks[key].to_local(), whole[key].chunk(2)[1]) for key in whole)
+    finally:
+        destroy_process_group()
+    file = tmp_path / "model.safetensors"
+    save_file({key: value for key, value in load_file(file).items() if key != max(pieces)}, file)
+    with pytest.raises(FlowmillError, match=r"model\.path: .* (Copy or download the model again|another model)"):
+        StoredWeights.of(tmp_path, model).read(whole)
+
+
+def check_read(config: Any, folder: Path) -> Any:
+    """Check that the parameters of a random model of a class are read from its own files; return the model."""
+    model = made(config)
+    model.save_pretrained(folder)
+    targets = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    StoredWeights.of(folder, model).read(targets)
+    assert not [name for name, parameter in model.named_parameters() if not torch.equal(targets[name], parameter)]
+    return model
 
 
 def made(config: Any) -> Any:

@@ -133,6 +133,7 @@ ALLOCATORS = {
     "models/policies/trainable.py": "Trainable.fill, by TensorFiles.read_into",
     "models/policies/folder_policy.py": "StoredWeights.give reads all",
     "models/weights/sharding.py": "lerp writes all of this rank's part",
+    "models/weights/converted.py": "on the meta device",
     "models/weights/stored_weights.py": "TensorFiles.read_into, whose parts are check_covered",
     "tasks/modalities/tokens/data_texts.py": "log-probs that nobody knows are NaN",
     "tasks/inputs/rows/arrow_bounds.py": "frombuffer of a buffer of Arrow",

@@ -157,9 +157,9 @@ def test_what_an_algorithm_needs_is_read_from_the_run_or_not_at_all(
     (tmp_path / "own_loss_under_test.py").unlink()
     root = str(tmp_path / "store")
     read = open_run(root, "small", reads=True).config
-    assert algorithm_needs(read) == (True, False, 0, True, False)
-    assert algorithm_needs(override_config(read, ["run.epochs=7"])) == (True, False, 0, True, False)
-    assert algorithm_needs(override_config(read, ["optimize.algorithm=grpo"])) == (False, False, 0, False, False)
+    assert algorithm_needs(read) == (True, False, 0, True, False, True)
+    assert algorithm_needs(override_config(read, ["run.epochs=7"])) == (True, False, 0, True, False, True)
+    assert algorithm_needs(override_config(read, ["optimize.algorithm=grpo"])) == (False, False, 0, False, False, True)
     shutil.rmtree(tmp_path / "store" / "runs" / "small" / "needs")
     with pytest.raises(TrustError, match=r"trains with 'own_loss_under_test:Loss'.*Start the run once more"):
         open_run(root, "small", reads=True)
@@ -170,7 +170,7 @@ def test_what_an_algorithm_needs_is_read_from_the_run_or_not_at_all(
     assert "cannot be read: Run 'small' trains with" in states["small"]
     assert states["other"] == "not started"
     other = open_run(root, "other", reads=True).config
-    assert other.known_needs == (False, False, 0, False, False)
+    assert other.known_needs == (False, False, 0, False, False, True)
     # Earlier versions recorded the requirements of custom algorithms only; a built-in one is imported.
     shutil.rmtree(tmp_path / "store" / "runs" / "other" / "needs")
     earlier = open_run(root, "other", reads=True).config

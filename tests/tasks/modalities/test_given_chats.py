@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError, DataError
@@ -19,7 +20,16 @@ from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from tests.models.text.test_control_tokens import HOSTILE, tokenizer
 from tests.support.given import write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch, stored_shards, updates_of
+from tests.support.inside import (
+    evaluate,
+    prepare,
+    run_epoch,
+    run_stage,
+    session_of,
+    stored_shards,
+    training_data,
+    updates_of,
+)
 from tests.support.language_models import texts_data
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>\n{% endfor %}"
@@ -193,3 +203,58 @@ def test_chats_are_trained_on(tmp_path: Path) -> None:
     assert len(mask) == len("1+3=4") + 1 + len("1+1=2") + 1
     assert mask == [0] * 4 + [1, 1] + [0] * 4 + [1, 1]
     assert tokens[5] == tokens[11]
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_rated_chats_are_compared_under_all_their_messages_and_not_their_first(tmp_path: Path, algorithm: str) -> None:
+    asked = [message("user", "1+1="), message("assistant", "2")]
+    rows = [
+        {
+            "prompt": [*asked, message("user", f"{number // 2}+9=" * 6)] if number < 4 else asked[:1],
+            "completion": [message("assistant", f"{number}2345")],
+            "label": number % 2 == 0,
+        }
+        for number in range(6)
+    ]
+    data = texts_data(tmp_path)
+    source = str(write_jsonl(tmp_path / "given", rows))
+    data["data"] = {"train": source, "sample": "completion", "rating": "label"}
+    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
+    data["rollout"]["tokens"]["max_new"] = 8
+    turns = "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    (tmp_path / "lm" / "chat_template.jinja").write_text(f"{{% for m in messages %}}{turns}{{% endfor %}}")
+    computed = []
+    for shared in (False, True):
+        data["run"]["name"] = f"shared-{shared}"
+        data["optimize"] = {"algorithm": algorithm, "updates_per_epoch": 1, "shared_prompts": shared}
+        context = prepare(parse_config(data, where="here"))
+        run_stage(context, "advantage", 1)
+        training, host = training_data(context), session_of(context).host
+        samples = training.samples(host)
+        (units,) = training.plan(samples)
+        if algorithm == "dpo":
+            assert sorted(sorted(pair) for pair in units.rows[:, 0].reshape(-1, 2).tolist()) == [[0, 1], [2, 3], [4, 5]]
+        batch = samples.batch(units, 8)
+        chosen = torch.where(batch.mask, host.trainable(training.policy).log_probs(batch.ids, 1.0, batch.shared)[0], 0)
+        computed.append({key[0]: float(row) for key, row in zip(batch.keys, chosen.sum(-1), strict=True)})
+        samples.pair_prompts(units)
+        apart = samples.mismatched(units, 8)
+        assert apart.mask.sum(-1).tolist() == batch.mask.sum(-1).tolist() == [6] * 8
+    assert computed[0] == pytest.approx(computed[1], abs=1e-5)
+
+
+def test_only_rated_chats_with_a_history_have_other_identities_than_by_their_first_message(tmp_path: Path) -> None:
+    history = [message("user", "a"), message("assistant", "b"), message("user", "c")]
+    found = []
+    for before in (history[:1], history):
+        row = {"prompt": before, "completion": [message("assistant", "d")], "label": True}
+        source = str(write_jsonl(tmp_path, [row]))
+        sections = (DataSection(train=source, sample="completion", rating=rating) for rating in (None, "label"))
+        found += [read_data_rows(section).identity for section in sections]
+    earlier = [
+        "0ecd1520b0085f53ffa45ab0db9dcd6f",
+        "bb5b55f96e2ce87a3780729fcbf3a0b3",
+        "53de8b35db3912943c54056ab4c7af6e",
+    ]
+    assert found[:3] == earlier
+    assert found[3] != "0180c4a1d897c9f6444022ae3708ce91"

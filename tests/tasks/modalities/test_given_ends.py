@@ -11,13 +11,14 @@ from flowmill.configs.errors import ConfigError, DataError
 from flowmill.configs.load import parse_config
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.policies.language_model_folders import stated_ends
+from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.chats import Message
 from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from flowmill.tasks.stages import ingest
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.given import write_jsonl
-from tests.support.inside import prepare, stored_shards
+from tests.support.inside import evaluate, prepare, run_epoch, stored_shards, summary_of
 from tests.support.language_models import texts_data
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<image>\n{% endfor %}"
@@ -100,6 +101,27 @@ def test_stored_texts_are_without_the_end_that_was_written(tmp_path: Path) -> No
     (shard,) = stored_shards(context, 0, "ingest")
     assert [shard.text(row) for row in range(2)] == ["2", "3"]
     assert [shard.array("token_mask", row).sum() for row in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_row_whose_prompt_does_not_fit_is_named_or_left_out_as_any_other(tmp_path: Path, split: str) -> None:
+    rows = [{"prompt": f"1+{n}=", "text": str(n + 1)} for n in range(6)]
+    long = [{"prompt": "1+" * 200 + "1=", "text": "7"}, *rows]
+    sources = {"train": rows, "heldout": rows, split: long}
+    apart = [{name: f"2{text}" for name, text in row.items()} for row in sources["heldout"]]
+    heldout = str(write_jsonl(tmp_path / "apart", apart))
+    stopping = given(tmp_path, sources["train"], heldout=heldout)
+    check_config(stopping)
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 1.*has \d+ tokens, but at most"):
+        prepare(stopping)
+    config = given(tmp_path, sources["train"], heldout=heldout, bad_rows="leave_out")
+    check_config(config)
+    context = prepare(config)
+    # Evaluations sample the prompts of rows that are left.
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    found = [summary_of(context, 0, "ingest", slot) for slot in ("", "heldout")]
+    assert [(each["samples"], each["refused"]) for each in found] == [(6, split == name) for name in sources]
 
 
 @pytest.mark.parametrize("seconds", [60.0, -1.0])

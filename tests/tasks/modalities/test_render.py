@@ -215,6 +215,9 @@ def test_a_model_of_images_draws_nothing_of_others(make_config: Make) -> None:
         ("<a>never closed", ""),
         ("closed</a>", ""),
         ("<a></a>", ""),
+        ("<a>one</a> stands between <a> marks", "one"),
+        ("<a>one <a>two</a>", "two"),
+        ("<a>one</a> ends with </a>", "one"),
     ],
 )
 def test_what_stands_between_marks_is_drawn(text: str, drawn: str) -> None:

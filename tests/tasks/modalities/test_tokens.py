@@ -13,7 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
-from transformers import BertConfig, BertLMHeadModel, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    LlamaConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.tokens import TokensSection
@@ -23,7 +30,7 @@ from flowmill.models.policies.base import PolicySettings
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.language_model_folders import check_vocabulary, load_tokenizer
 from flowmill.models.policies.parts import Part
-from flowmill.models.quickstart.addition import character_tokenizer
+from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
 from flowmill.models.weights.lora import LoraSpec
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.weight_sources import exported_folder
@@ -271,8 +278,19 @@ def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1
     assert updates[1]["sampler_gap"] == 0 < updates[1]["replay_gap_max"] < 1e-5
 
 
-def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", [False, True])
+def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_them(
+    tmp_path: Path, experts: bool
+) -> None:
     config = texts_config(tmp_path)
+    if experts:
+        # Files have each expert alone, the model all of a layer in one weight.
+        about = tiny_model(0).config.to_dict() | {"num_local_experts": 4, "num_experts_per_tok": 2}
+        names = set(MixtralConfig().to_dict()) - {"model_type", "architectures", "head_dim"}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            own = MixtralConfig(**{name: value for name, value in about.items() if name in names})
+            MixtralForCausalLM(own).save_pretrained(tmp_path / "lm")
     check_config(config)
     context = prepare(config)
     evaluate(context, 0)
@@ -281,7 +299,13 @@ def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_the
         updates = updates_of(context, epoch)
         assert updates[0]["ratio_mean"] == 1.0
         assert updates[0]["replay_gap_max"] == 0.0, "stored log-probs are those that training computes"
-        assert updates[0]["sampler_gap"] < 1e-5
+        data = training_data(context, epoch)
+        samples = data.samples()
+        rows = np.concatenate([units.rows[:, 0] for units in data.plan(samples)])
+        chosen = [np.array(samples.reader.array("sampled_log_probs", int(row))) for row in rows]
+        gaps = [np.abs(each - samples.reader.log_probs[row]).max() for row, each in zip(rows, chosen, strict=True)]
+        assert max(gaps) < 1e-5
+        assert max(each["sampler_gap"] for each in updates) == pytest.approx(float(max(gaps)))
     evaluate(context, 2)
     assert evaluation_figures(context.chain, 2)["heldout"].keys() == {config.rewards[0].slot}
     run_stage(context, "export", 2)

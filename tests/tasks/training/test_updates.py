@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flowmill.configs.errors import FlowmillError
 from flowmill.configs.schema import OptimizeSection
 from flowmill.models.weights.ema import Ema
-from flowmill.tasks.algorithms.base import Requirements, RowLoss
+from flowmill.tasks.algorithms.base import LARGEST, Requirements, RowLoss
 from flowmill.tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from flowmill.tasks.modalities.rows import Units, plan_updates, single_rows
 from flowmill.tasks.runtime.ranks import Ranks
@@ -341,7 +341,8 @@ def test_the_first_update_says_how_far_log_probs_are_from_those_of_the_rollout()
     class Apart(Linear):
         def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
             found = super().loss(batch, models)
-            return RowLoss(loss=found.loss, metrics={**found.metrics, "gap": gaps[[key[0] for key in batch.keys]]})
+            own = gaps[[key[0] for key in batch.keys]]
+            return RowLoss(loss=found.loss, metrics={**found.metrics, "gap": own, f"{LARGEST}other": own})
 
     ages = torch.tensor([0, 0, 0, 0, 1, 0, 0])
     state, _ = train(Apart(), updates=2, size=3, age=ages)
@@ -352,6 +353,9 @@ def test_the_first_update_says_how_far_log_probs_are_from_those_of_the_rollout()
     assert first["replay_gap_max"] == pytest.approx(float(gaps[fresh].max()))
     odd = [row for row in fresh if row % 2 == 1]
     assert first["replay_gap_step1"] == pytest.approx(float(gaps[odd].mean()))
+    others = [float(gaps[part.rows[:, 0]].max()) for part in plan(2)]
+    assert [each["other"] for each in state.metrics] == pytest.approx(others)
+    assert max(others) == 5e-3
     assert not [name for name in second if "gap" in name], "later updates moved away from the rollout on purpose"
 
 
