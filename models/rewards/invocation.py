@@ -19,7 +19,7 @@ from flowmill.models.rewards.errors import describe, expected, log_traceback
 from flowmill.models.rewards.returned import MalformedError, read_scores
 
 #: Errors that a sample may have caused; a lost connection or a full disk is another matter.
-_OF_SAMPLES = (RewardError, FileNotFoundError, UnidentifiedImageError)
+OF_SAMPLES = (RewardError, FileNotFoundError, UnidentifiedImageError)
 #: Those among them that concern all samples.
 _OF_ALL = (MalformedError, RewardServiceError)
 
@@ -88,7 +88,7 @@ def _score_rows(
     try:
         # Where rows are called one by one after a failure, a search for the failing one is not needed.
         scores = _called(reward, name, batch.take([*rows, *padding]), blame=together or not exclude)
-    except _OF_SAMPLES as error:
+    except OF_SAMPLES as error:
         if not exclude or isinstance(error, _OF_ALL):
             raise
         if len(rows) == 1 or together:

@@ -86,13 +86,13 @@ def composed(values: Tensor, *, threshold: float | None = None, standardize: boo
 
     Args:
         values: scores, NaN if missing.
-        threshold: replaces scores: 1 where the score reaches it, else 0.
+        threshold: replaces scores: 1 where the score reaches it, both as float32, which scores are stored in, else 0.
         standardize: afterwards, (x - mean) / population std over all scores; zeros if all are equal.
     """
     valid = ~values.isnan()
     scores = values.double()
     if threshold is not None:
-        scores = torch.where(valid, (scores >= threshold).double(), scores)
+        scores = torch.where(valid, (scores.float() >= torch.tensor(threshold)).double(), scores)
     if standardize and bool(valid.any()):
         centered = scores - scores[valid].mean()
         std = scores[valid].std(correction=0)
@@ -254,13 +254,14 @@ def shape_advantages(
 
 
 def groups_within(rewards: Tensor, groups: Tensor, *, low: float | None, high: float | None) -> Tensor:
-    """Return (N,) bool: the mean reward of the sample's group is neither below ``low`` nor above ``high``."""
-    means = group_statistics(rewards, groups).mean
+    """Return (N,) bool: the mean reward of the sample's group is neither below ``low`` nor above ``high``, as float32,
+    which scores are stored in."""
+    means = group_statistics(rewards, groups).mean.float()
     inside = torch.ones_like(means, dtype=torch.bool)
     if low is not None:
-        inside &= means >= low
+        inside &= means >= torch.tensor(low)
     if high is not None:
-        inside &= means <= high
+        inside &= means <= torch.tensor(high)
     return inside[groups]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from pydantic import PositiveInt
 
 from flowmill.tasks.choices.base import BySource, Candidate, Choice, Draw, oldest_first, since
@@ -40,4 +41,7 @@ class Informative(BySource):
         return [Choice(index, reason(index)) for index in [*first, *others][:count]]
 
     def _is_solved(self, candidate: Candidate) -> bool:
-        return candidate.mean is not None and candidate.mean >= self.solved and candidate.streak >= self.times
+        if candidate.mean is None or candidate.streak < self.times:
+            return False
+        # Rewards are stored as float32.
+        return bool(np.float32(candidate.mean) >= np.float32(self.solved))

@@ -49,7 +49,8 @@ def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
         to: a folder that does not exist yet, or is empty.
         over: names of files that may be in it; they are replaced.
     """
-    target = to.expanduser().absolute()
+    # The folder that a link leads to, on another disk maybe.
+    target = to.expanduser().resolve()
     try:
         if target.exists() and (not target.is_dir() or {file.name for file in target.iterdir()} - {*over}):
             raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")
@@ -60,6 +61,11 @@ def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
         whole.mkdir(parents=True)
         try:
             yield whole
+            if target == Path.cwd().resolve():
+                # A shell would stay in a folder that is moved away.
+                for file in sorted(whole.iterdir()):
+                    file.replace(target / file.name)
+                return
             if target.exists():
                 target.rename(aside / "before")
             whole.rename(target)

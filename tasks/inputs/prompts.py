@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, Literal
@@ -110,20 +110,21 @@ def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) 
     all_prompts: list[Prompt] = []
     for setting, source in section.lists(split).items():
         prompts = read_prompts(source, section, where=setting)
+        for prompt in prompts:
+            _check_reserved(prompt, setting)
         if not section.sources:
             return prompts
         name = section.sources[int(setting.split(".")[2])].name
-        all_prompts += [_of_source(prompt, name, setting) for prompt in prompts]
+        all_prompts += [replace(prompt, metadata={**prompt.metadata, SOURCE: name}) for prompt in prompts]
     return _taking_turns(all_prompts) if split == "heldout" else all_prompts
 
 
-def _of_source(prompt: Prompt, name: str, setting: str) -> Prompt:
+def _check_reserved(prompt: Prompt, setting: str) -> None:
     if SOURCE in prompt.metadata:
         raise PromptError(
             f"{setting}: prompt {prompt.text!r} has a column '{SOURCE}', which is where the name of its source goes. "
             "Rename the column."
         )
-    return Prompt(text=prompt.text, metadata={**prompt.metadata, SOURCE: name}, images=prompt.images)
 
 
 def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -116,6 +116,14 @@ def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
     return weighted
 
 
+def rollout_reward(chain: Chain, epoch: int) -> float | None:
+    """Return the same of an epoch's rollout; None before all its scores, and if ``weighted_rewards`` has none."""
+    entries = {section.slot: chain.find(epoch, "score", section.slot) for section in chain.config.rewards}
+    manifests = {slot: entry and chain.store.manifest(entry.ref) for slot, entry in entries.items()}
+    scores = {slot: dict(manifest.summary) for slot, manifest in manifests.items() if manifest}
+    return weighted_rewards(chain.config, {"": scores}).get("") if len(scores) == len(entries) else None
+
+
 def section_bounds(section: RewardSection) -> tuple[float, float]:
     """Return the lowest and the highest score that a reward declares, infinite where it declares none or is custom."""
     from flowmill.models.rewards.factory import bounds_of

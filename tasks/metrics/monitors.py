@@ -6,11 +6,13 @@ reward hacking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from flowmill.configs.errors import CorruptError
 from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.metrics.evaluations import rollout_reward
 from flowmill.tasks.runs.chain import Chain
 
 if TYPE_CHECKING:
@@ -25,9 +27,10 @@ def fallen_monitors(chain: Chain) -> Iterator[tuple[str, int, str]]:
     from flowmill.tasks.algorithms.trends import ends, first_opposed, opposed_window
 
     epochs = range(1, chain.config.run.epochs + 1)
-    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
+    # Standardized or estimated rewards have the same mean in every epoch.
+    rewards = _until_none(rollout_reward(chain, epoch) for epoch in epochs)
     for section in chain.config.monitors:
-        values = _means(chain, "score", section.slot, "mean", epochs)
+        values = _until_none(_mean(chain, section.slot, epoch) for epoch in epochs)
         count = min(len(rewards), len(values))
         epoch = first_opposed(rewards[:count], values[:count])
         size = None if epoch is None else opposed_window(rewards[:epoch], values[:epoch])
@@ -89,15 +92,14 @@ def shares(chain: Chain, epoch: int) -> dict[str, float]:
     return {} if contributed is None else dict(zip(slots, contributed, strict=True))
 
 
-def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
+def _until_none(values: Iterable[float | None]) -> Tensor:
     """Return a figure by epoch, float64, up to the first incomplete epoch."""
     import torch
 
-    values = []
-    for epoch in epochs:
-        entry = chain.find(epoch, stage, slot)
-        manifest = None if entry is None else chain.store.manifest(entry.ref)
-        if manifest is None or figure not in manifest.summary:
-            break
-        values.append(float(manifest.summary[figure]))
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(list(itertools.takewhile(lambda each: each is not None, values)), dtype=torch.float64)
+
+
+def _mean(chain: Chain, slot: str, epoch: int) -> float | None:
+    entry = chain.find(epoch, "score", slot)
+    manifest = None if entry is None else chain.store.manifest(entry.ref)
+    return None if manifest is None else manifest.summary.get("mean")

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from flowmill.configs.rewards import RewardSection
 from flowmill.tasks.advantages.groups import composed
+from flowmill.tasks.metrics.evaluations import rollout_reward
 from flowmill.tasks.runs.chain import Chain
 
 
 def earned(chain: Chain, epoch: int) -> str:
-    """Return the mean optimized reward of an epoch's samples in words; for ingested samples the mean loss."""
+    """Return the mean weighted reward of an epoch's samples in words; for ingested samples the mean loss."""
     if chain.plan.has_data:
         losses = [
             update["loss"] for update in chain.store.require(chain.require(epoch, "optimize").ref).summary["updates"]
         ]
         return f"loss {sum(losses) / len(losses):.4f}" if losses else ""
-    mean = chain.store.require(chain.require(epoch, "advantage").ref).summary["reward_mean"]
-    rewards = chain.config.rewards
+    rewards, mean = chain.config.rewards, rollout_reward(chain, epoch)
     plain = len(rewards) == 1 and rewards[0].weight == 1
-    return f"reward {rewards[0].slot if plain else 'sum'} {mean:.3f}"
+    return "" if mean is None else f"reward {rewards[0].slot if plain else 'sum'} {mean:.3f}"
 
 
 def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -22,11 +22,18 @@ from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.overrides import read_yaml, with_resolved_paths
 from flowmill.configs.schema import RunConfig
-from flowmill.tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
+from flowmill.tasks.metrics.evaluations import (
+    evaluated_epochs,
+    evaluation_figures,
+    named_figures,
+    section_bounds,
+    weighted_reward,
+)
 
 if TYPE_CHECKING:
     from flowmill.tasks.runs.context import RunContext
 
+_Value = TypeVar("_Value")
 #: Name of the evaluation of the best variant on prompts that took no part in the selection.
 FINAL = "final"
 #: The setting of which a sweep may have several values to show how much results vary.
@@ -60,6 +67,8 @@ class Outcome:
     """Weighted mean reward of that evaluation on held-out prompts; None before any, and if scoring failed."""
     figures: dict[str, float]
     """Scores on held-out prompts, or on the train prompts if there are none."""
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The lowest and the highest value that each of these can have, infinite where none is declared."""
     split: str = "heldout"
     """The list of these prompts: heldout or train."""
     final: dict[str, float] = field(default_factory=dict)
@@ -99,7 +108,8 @@ def over_seeds(outcomes: Sequence[Outcome]) -> list[SeedSummary]:
             if len(values) == count:
                 mean = fmean(values)
                 half = float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count)
-                summary[figure] = (mean, mean - half, mean + half)
+                low, high = members[0].bounds.get(figure, (-math.inf, math.inf))
+                summary[figure] = (mean, max(low, mean - half), min(high, mean + half))
         summaries.append(SeedSummary(settings=_without_seed(members[0].variant), count=count, figures=summary))
     return summaries
 
@@ -160,8 +170,15 @@ def outcome(context: RunContext, variant: Variant) -> Outcome:
         epoch=evaluated[-1],
         reward=weighted_reward(context.config, figures),
         figures=_flat(figures.get(split, {})),
+        bounds=_flat({slot: _bounds(context.config, slot, each) for slot, each in figures.get(split, {}).items()}),
         split=split,
     )
+
+
+def _bounds(config: RunConfig, slot: str, figures: Iterable[str]) -> dict[str, tuple[float, float]]:
+    section = next(each for each in (*config.rewards, *config.evaluate.judges) if each.slot == slot)
+    kinds = {"mean": section_bounds(section), "failed": (0.0, math.inf)}
+    return {figure: kinds.get(figure.rpartition("_")[2], (0.0, 1.0)) for figure in figures}
 
 
 def with_final(best: Outcome, context: RunContext) -> Outcome:
@@ -181,7 +198,7 @@ def final_settings(config: RunConfig, prompts: str) -> list[str]:
     return with_resolved_paths([text_override("prompts.heldout", prompts)])
 
 
-def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _flat(scores: Mapping[str, Mapping[str, _Value]]) -> dict[str, _Value]:
     return {f"{slot} {name}": value for slot, values in scores.items() for name, value in values.items()}
 
 

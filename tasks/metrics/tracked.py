@@ -20,6 +20,7 @@ from flowmill.tasks.metrics.evaluations import (
     grids,
     named_evaluations,
     named_figures,
+    rollout_reward,
     split_of,
     texts,
     weighted_reward,
@@ -117,11 +118,8 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
         return None
     figures = _epoch_figures(chain, manifests)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
-    scores = {slot: dict(manifest.summary) for (_, stage, slot), manifest in manifests.items() if stage == "score"}
-    points += [
-        Point(key=f"{ACHIEVED}/{name}", value=value, step=epoch)
-        for name, value in weighted_rewards(chain.config, {"rollout": scores}).items()
-    ]
+    if (reward := rollout_reward(chain, epoch)) is not None:
+        points.append(Point(key=f"{ACHIEVED}/rollout", value=reward, step=epoch))
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
         for slot, value in correlations(chain, epoch).items()

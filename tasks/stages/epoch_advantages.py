@@ -64,16 +64,17 @@ class EpochAdvantages:
         check_advantage(self.config)
         section = self.config.advantage
         everything, *earlier = self._epochs()
-        counted, informative = self._informative(everything, self._counted(everything))
-        now = everything.take(counted)
+        counted = self._counted(everything)
+        trained, informative = self._informative(everything, counted)
+        now = everything.take(trained)
         estimator = self.context.plan.estimator
         if estimator.per_token:
-            output = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
+            output = self._per_token(cast(TokenEstimator, estimator), everything, counted, trained, folder)
             return replace(output, summary={**output.summary, **informative})
         groups, names = group_numbers(now.samples)
         shaped, mask = self._shaped(now, groups, history_of(names, [each.take(self._counts(each)) for each in earlier]))
-        self._write(everything, counted, now.total, shaped, folder)
-        summary = {**_summary(now.total, groups, shaped, mask), **_excluded(everything, counted), **informative}
+        self._write(everything, counted, trained, shaped, folder)
+        summary = {**_summary(everything.take(counted), shaped, mask), **_excluded(everything, counted), **informative}
         if section.kl_gate is not None:
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
@@ -97,17 +98,25 @@ class EpochAdvantages:
         mask = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
         return torch.where(mask, shaped, 0.0), mask
 
-    def _per_token(self, estimator: TokenEstimator, everything: SampleRewards, counted: Tensor, folder: Path) -> Output:
+    def _per_token(
+        self,
+        estimator: TokenEstimator,
+        everything: SampleRewards,
+        counted: Tensor,
+        trained: Tensor,
+        folder: Path,
+    ) -> Output:
         """Write an advantage per sample, the mean of its tokens', and those of tokens."""
-        now = everything.take(counted)
+        now = everything.take(trained)
         groups, _ = group_numbers(now.samples)
         tokens = TokenTables.read(self.context.store, self.inputs, everything.samples)
         kl_coef = self._kl_coef(estimator)
-        advantages, columns, figures = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
-        self._write(everything, counted, now.total, advantages, folder)
+        advantages, columns, figures = tokens.estimate(estimator, now.total, groups, trained, kl_coef=kl_coef)
+        self._write(everything, counted, trained, advantages, folder)
         write_rows("token_advantages", folder, columns)
         mask = torch.ones_like(now.total, dtype=torch.bool)
-        summary = {**_summary(now.total, groups, advantages, mask), **_excluded(everything, counted), **figures}
+        statistics = _summary(everything.take(counted), advantages, mask)
+        summary = {**statistics, **_excluded(everything, counted), **figures}
         return Output(rows=len(counted), summary=summary)
 
     def _kl_coef(self, estimator: TokenEstimator) -> float:
@@ -119,13 +128,13 @@ class EpochAdvantages:
         return estimator.next_kl_coef(summary["kl_coef"], summary["kl"], int(summary["samples"]))
 
     def _write(
-        self, everything: SampleRewards, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path
+        self, everything: SampleRewards, counted: Tensor, trained: Tensor, advantages: Tensor, folder: Path
     ) -> None:
-        """Write rewards and advantages (M,) of the samples that count."""
+        """Write the rewards of the samples that count, and the advantages (M,) of those that are trained on."""
         columns = {
             **{name: everything.samples.column(name).combine_chunks() for name in _IDENTITY},
-            "reward": _nullable(rewards, counted),
-            "advantage": _nullable(advantages, counted),
+            "reward": _nullable(everything.total[counted], counted),
+            "advantage": _nullable(advantages, trained),
         }
         write_rows("advantages", folder, columns, {"artifact": self._rolled_out})
 
@@ -135,7 +144,7 @@ class EpochAdvantages:
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
     def _counted(self, epoch: SampleRewards) -> Tensor:
-        """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could."""
+        """Return which samples have a reward, (N,) bool: those that could be scored, or whose whole group could."""
         if bool(epoch.cut.all()):
             raise RewardError(
                 f"advantage.overlong leaves out every text of epoch {self.epoch}: all were truncated. Raise "
@@ -177,7 +186,9 @@ class EpochAdvantages:
         if limit is None:
             return counted, {}
         groups, _ = group_numbers(epoch.samples)
-        saying = informative_groups(epoch.total, groups, counted)
+        # Penalties differ where rewards are equal.
+        rewards = weighted(epoch.parts, epoch.weights, like=epoch.total)
+        saying = informative_groups(rewards, groups, counted)
         # An epoch that says nothing trains on nothing as it does elsewhere: all its advantages are 0.
         chosen = counted & torch.isin(groups, saying[:limit]) if len(saying) else counted
         return chosen, {"informative_groups": len(saying)}
@@ -275,16 +286,18 @@ def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
 
 
 def _excluded(epoch: SampleRewards, counted: Tensor) -> dict[str, float]:
-    """Return how many samples and whole groups are left out; nothing where none is."""
-    if bool(counted.all()):
+    """Return how many samples and whole groups are left out as a reward failed; nothing where none is."""
+    failed = ~counted & ~epoch.cut
+    if not bool(failed.any()):
         return {}
-    groups, names = group_numbers(epoch.samples)
-    left = len(groups[counted].unique())
-    return {"excluded_samples": int((~counted).sum()), "excluded_groups": len(names) - left}
+    groups, _ = group_numbers(epoch.samples)
+    left = len(groups[~epoch.cut].unique()) - len(groups[counted].unique())
+    return {"excluded_samples": int(failed.sum()), "excluded_groups": left}
 
 
-def _summary(rewards: Tensor, groups: Tensor, advantages: Tensor, remaining: Tensor) -> dict[str, float]:
-    statistics = group_statistics(rewards, groups)
+def _summary(scored: SampleRewards, advantages: Tensor, remaining: Tensor) -> dict[str, float]:
+    rewards = scored.total
+    statistics = group_statistics(rewards, group_numbers(scored.samples)[0])
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),

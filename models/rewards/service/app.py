@@ -1,7 +1,7 @@
 """The reward server's HTTP side: a FastAPI app around one reward.
 
 Status codes besides those of ``guarded``: 409 another reward is served, 400 not the protocol, 422 the reward failed for
-these samples, 503 the reward cannot reach a service it needs.
+these samples, 424 it returned no score per sample, 503 the reward cannot reach a service it needs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from flowmill.configs.errors import FlowmillError
+from flowmill.configs.errors import FlowmillError, RewardServiceError
 from flowmill.models.rewards.base import Batch, Reward, Scores, joined, perfect_score
-from flowmill.models.rewards.invocation import Handling, declared_needs, score
+from flowmill.models.rewards.invocation import OF_SAMPLES, Handling, declared_needs, score
+from flowmill.models.rewards.returned import MalformedError
 from flowmill.models.rewards.service import wire
 from flowmill.models.rewards.service.batching import Batcher, Limits, Metrics
 from flowmill.models.rewards.service.guarded import Door, RefusedRequest
@@ -98,7 +99,13 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
         return await door.answered(batcher, await asyncio.to_thread(wire.unpack_request, body))
     except messages.WireError as error:
         raise RefusedRequest(400, f"no request for scores: {error}") from None
+    except MalformedError as error:
+        raise RefusedRequest(424, str(error)) from None
+    except RewardServiceError as error:
+        raise RefusedRequest(503, str(error)) from None
     except FlowmillError as error:
         raise RefusedRequest(422, str(error)) from None
+    except OF_SAMPLES as error:
+        raise RefusedRequest(422, f"{type(error).__name__}: {error}") from None
     except OSError as error:
         raise RefusedRequest(503, f"{type(error).__name__}: {error}") from None

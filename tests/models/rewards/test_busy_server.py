@@ -14,15 +14,21 @@ from typing import Any
 
 import httpx
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 
+from flowmill.configs.errors import RewardError, RewardServiceError
+from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.remote import RemoteReward
+from flowmill.models.rewards.returned import MalformedError
 from flowmill.models.rewards.service import guarded, wire
 from flowmill.models.rewards.service.app import Served, make_app
 from flowmill.models.rewards.service.batching import Limits
 from flowmill.models.rewards.service.guarded import METRICS
 from flowmill.models.rewards.testing import samples
 from flowmill.models.serving import messages
+from flowmill.models.serving.server_client import RefusedError
 from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
 
@@ -54,6 +60,47 @@ async def drip(*, for_s: float) -> AsyncIterator[bytes]:
     yield BODY[:10]
     await asyncio.sleep(for_s)
     yield BODY[10:]
+
+
+class Raising:
+    """Fails as an endpoint without an answer, a reward with another number of scores, or for a sample."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        if self.kind == "endpoint":
+            raise RewardServiceError("the judge gives no answer")
+        if self.kind == "file":
+            raise FileNotFoundError(2, "no such file", "two.png")
+        if self.kind == "disk":
+            raise OSError(5, "the disk is gone")
+        return [1.0] * (len(media) + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error"),
+    [
+        ("endpoint", 503, None),
+        ("disk", 503, None),
+        ("count", 424, MalformedError),
+        ("file", 422, RewardError),
+    ],
+)
+def test_failures_of_all_samples_are_told_from_those_of_some(
+    kind: str, status: int, error: type[Exception] | None
+) -> None:
+    name, options = "tests.models.rewards.test_busy_server:Raising", {"kind": kind}
+    headers = {**HEADERS, wire.REWARD: wire.identity(name, options)}
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await client.post(wire.SCORE, content=BODY, headers=headers)]
+
+    (answer,) = answered(ask, name=name, options=options)
+    assert answer.status_code == status
+    if error is not None:
+        reward = RemoteReward(ServerSection(url="http://127.0.0.1:1"), name, options)
+        assert type(reward._refusal(RefusedError(status, answer.json()["detail"]))) is error
 
 
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flowmill.configs.errors import ConfigError
@@ -16,6 +17,7 @@ from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.choices import SAMPLERS
 from flowmill.tasks.choices.base import Candidate, Choice, Draw
+from flowmill.tasks.choices.informative import Informative
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.seeds import epoch_prompts
@@ -106,6 +108,8 @@ def test_informative_leaves_out_what_is_solved_and_brings_it_back() -> None:
     assert choose("informative", of(*known, streak=2), 5)[4].reason == "drawn last in epoch 7, solved: too few others"
     assert indices(choose("informative", of(*known, streak=1), 4)) == [4, 2, 1, 0]
     assert indices(choose("informative", of(*known, streak=2), 4, solved=1.1)) == [4, 2, 1, 0]
+    stored = Informative(solved=0.7)._is_solved
+    assert stored(Candidate(id="a", mean=float(np.float32(0.7)), streak=2))
 
 
 def shares(found: Sequence[Choice], sources: Sequence[str]) -> Mapping[str, int]:

@@ -44,6 +44,22 @@ def test_a_kill_leaves_the_folder_as_it_was_and_the_next_command_leaves_nothing_
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_the_working_directory_and_the_target_of_a_link_are_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, disk, link = (tmp_path / name for name in ("here", "disk", "link"))
+    here.mkdir()
+    disk.mkdir()
+    link.symlink_to(disk)
+    monkeypatch.chdir(here)
+    for target in (Path(), link):
+        with new_folder(target) as folder:
+            (folder / "first").write_text("1")
+    assert os.listdir(".") == os.listdir(disk) == ["first"]
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["disk", "here", "link"]
+
+
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'.*/out' cannot be written"), new_folder(tmp_path / "a" / "out") as folder:
         (folder / "no" / "folder").touch()

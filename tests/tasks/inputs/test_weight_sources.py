@@ -152,6 +152,9 @@ def test_sources_that_cannot_work_are_refused(mixed: Make, overrides: list[str],
 
 def test_a_column_of_that_name_is_refused(mixed: Make, tmp_path: Path) -> None:
     (tmp_path / "colors.jsonl").write_text('{"prompt": "a", "prompt_source": "x"}\n')
+    single = [f"prompts={{train: {tmp_path / 'colors.jsonl'}}}", "rewards=[digits]"]
+    with pytest.raises(PromptError, match=r"prompts.train: prompt 'a' has a column 'prompt_source'"):
+        check_config(mixed(*single))
     with pytest.raises(PromptError, match=r"prompts.sources.1.train: prompt 'a' has a column 'prompt_source'"):
         source_prompts(mixed())
 

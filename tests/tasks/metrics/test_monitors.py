@@ -26,7 +26,9 @@ from flowmill.tasks.algorithms.trends import (
     trend,
 )
 from flowmill.tasks.metrics.describe import describe_run
+from flowmill.tasks.metrics.evaluations import rollout_reward
 from flowmill.tasks.metrics.monitors import correlations, shares
+from flowmill.tasks.metrics.reward_tables import earned
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import FlowmillCommand
 from tests.support.inside import Make, prepare, run_stage
@@ -76,6 +78,21 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
     assert sum(found.values()) == pytest.approx(1.0)
     single = prepare(make_config("run.name=single"))
     assert shares(single.chain, 1) == {}, "one reward is all of it"
+
+
+def test_standardized_rewards_can_rise_too(make_config: Make) -> None:
+    context = prepare(make_config("rewards=[{name: jpeg_compressibility, standardize: true, weight: 2}]"))
+    for stage, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
+        run_stage(context, stage, 1, slot)
+    chain = context.chain
+    summaries = [
+        context.store.require(chain.require(1, *node).ref).summary
+        for node in (("score", "jpeg_compressibility"), ("advantage", ""))
+    ]
+    assert summaries[1]["reward_mean"] == pytest.approx(0.0, abs=1e-6)
+    assert rollout_reward(chain, 1) == 2 * summaries[0]["mean"] != 0
+    assert earned(chain, 1) == f"reward sum {2 * summaries[0]['mean']:.3f}"
+    assert rollout_reward(chain, 2) is None
 
 
 def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:

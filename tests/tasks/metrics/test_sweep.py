@@ -116,6 +116,8 @@ def test_the_mean_over_seeds_has_students_interval() -> None:
     # 4.302653 is the quantile 0.975 of two degrees of freedom, the deviation of 1, 2, 3 is 1.
     assert first.figures["m"] == pytest.approx((2.0, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)
     assert (second.count, second.figures["m"]) == (2, (0.5, 0.5, 0.5))
+    bounded = [replace(each, bounds={"m": (0.0, 3.0)}) for each in outcomes]
+    assert over_seeds(bounded)[0].figures["m"] == (2.0, 0.0, 3.0)
     assert over_seeds(outcomes[:1]) == []
     assert over_seeds([replace(each, variant=replace(each.variant, settings={RATE: 1})) for each in outcomes]) == []
 

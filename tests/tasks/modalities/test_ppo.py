@@ -315,16 +315,20 @@ def test_an_epoch_trains_on_as_many_groups_that_say_something(tmp_path: Path, al
         entry = context.chain.require(1, "advantage")
         groups: dict[str, list[float | None]] = {}
         for row in read_rows(context.store, entry.ref).to_pylist():
-            groups.setdefault(row["group_id"], []).append(row["reward"])
+            groups.setdefault(row["group_id"], []).append(row["advantage"])
+            assert row["reward"] is not None, "later epochs choose prompts by it"
         updates = updates_of(context, 1)
         summary = context.store.require(entry.ref).summary
         found.append((groups, summary, sum(update["rows"] for update in updates)))
-    (plain, *_), (one, summary, rows), (most, all_of_them, _) = found
-    saying = [name for name, rewards in plain.items() if len(set(rewards)) > 1]
+    (plain, plain_summary, _), (one, summary, rows), (most, all_of_them, _) = found
+    saying = [name for name, advantages in plain.items() if len(set(advantages)) > 1]
     assert 1 < len(saying) < 8
-    assert [name for name, rewards in one.items() if None not in rewards] == saying[:1]
-    assert [name for name, rewards in most.items() if None not in rewards] == saying
-    assert (summary["informative_groups"], summary["excluded_groups"], rows) == (len(saying), 7, 2)
+    assert [name for name, advantages in one.items() if None not in advantages] == saying[:1]
+    assert [name for name, advantages in most.items() if None not in advantages] == saying
+    assert (summary["informative_groups"], rows) == (len(saying), 2)
+    assert "excluded_groups" not in summary, "no reward failed"
+    for name in ("reward_mean", "zero_std_ratio"):
+        assert summary[name] == plain_summary[name], "of all samples"
     assert all_of_them["informative_groups"] == len(saying), "fewer than wanted are what there is"
 
 

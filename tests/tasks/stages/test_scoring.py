@@ -23,7 +23,7 @@ from flowmill.models.rewards.invocation import Handling, score
 from flowmill.models.rewards.wrappers import mean_ranks
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.tables import read_rows
-from flowmill.tasks.advantages.groups import composed
+from flowmill.tasks.advantages.groups import composed, groups_within
 from flowmill.tasks.metrics.alerts import alerts
 from flowmill.tasks.metrics.best import best_of
 from flowmill.tasks.metrics.describe import describe_result, describe_run, describe_stage
@@ -353,6 +353,11 @@ def test_scores_are_composed_by_hand() -> None:
     torch.testing.assert_close(composed(values, standardize=True), expected, equal_nan=True)
     assert composed(torch.ones(3), standardize=True).tolist() == [0.0, 0.0, 0.0]
     assert composed(values).tolist()[:2] == [1.0, 3.0]
+    # Scores are stored as float32, in which 0.7 is below 0.7.
+    for threshold in (0.6, 0.7, 0.9):
+        assert composed(torch.tensor([threshold]).float().double(), threshold=threshold).tolist() == [1.0]
+        same = torch.tensor([threshold, threshold])
+        assert groups_within(same, torch.zeros(2, dtype=torch.int64), low=threshold, high=threshold).all()
 
 
 def test_composition_belongs_to_the_advantages_alone(make_config: Make) -> None:
