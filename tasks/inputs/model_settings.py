@@ -197,9 +197,9 @@ def _check_evaluated(plan: ResolvedConfig) -> None:
             f"evaluate: height, width and frames are set, but prompts of model.policy '{model.policy}' come with "
             "images, which are encoded in the size of rollouts alone. Remove them."
         )
-    if ((frames := evaluated.config.model.frames) > 1) != (model.frames > 1):
+    if evaluated.config.model.makes_clips != model.makes_clips:
         raise ConfigError(
-            f"evaluate.frames is {frames} and model.frames is {model.frames}: one makes images "
+            f"evaluate.frames is {evaluated.config.model.frames} and model.frames is {model.frames}: one makes images "
             "and the other clips, which rewards and stores tell apart. Set both to 1, or both to more."
         )
     try:
