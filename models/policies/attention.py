@@ -64,10 +64,11 @@ UNSPLIT = frozenset(
         "cogvideox"
     ).split()
 )
-#: Families whose text is padded and masked in every attention.
+#: Families whose text is padded, and masked in attention where texts differ in length.
 MASKED = frozenset(
     (
-        "qwen_image qwen_image_edit qwen_image_edit_plus sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 ltx2_i2v"
+        "qwen_image qwen_image_edit qwen_image_edit_plus z_image sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 "
+        "ltx2_i2v"
     ).split()
 )
 

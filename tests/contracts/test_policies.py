@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from flowmill.models.maths.schedules import AllSteps
 from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE, FlowSDE
 from flowmill.models.policies import POLICIES
+from flowmill.models.policies.attention import FIXED, MASKED
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from flowmill.models.policies.ltx2 import LTX2
@@ -1145,6 +1147,15 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     seen, *heard = policy.apart(slope) if isinstance(policy, LTX2) else (slope,)
     assert (seen != 0).float().mean() > 0.9
     assert not any(part.any() for part in heard)
+
+
+@pytest.mark.parametrize("family", family_params(("z_image", "flux1"), sorted(set(PIPELINES) - FIXED)))
+def test_backends_without_masks_are_refused_where_texts_of_unlike_lengths_need_one(family: str, load: Load) -> None:
+    longer = {"options": {"max_sequence_length": 256}} if family in MASKED else {}
+    policy = load(attention="_native_flash", dtype=torch.bfloat16, **longer)
+    cond, latents = conditioning(policy, False, ["a cube", " ".join(PROMPTS)]), noise(policy, 2)
+    with pytest.raises(ValueError, match="mask") if family in MASKED else nullcontext():
+        policy.velocity(latents, torch.tensor([0.9, 0.4]), cond)
 
 
 def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
