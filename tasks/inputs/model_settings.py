@@ -13,6 +13,7 @@ from flowmill.configs.model_families import families
 from flowmill.configs.path_types import looks_local
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.devices import chosen_device
 from flowmill.models.films import is_film
 from flowmill.models.library_loading import read_json
 from flowmill.models.memory.architectures import architecture_of
@@ -309,10 +310,17 @@ def _check_attention(plan: ResolvedConfig) -> None:
         reason = "it computes in bfloat16 only, and model.dtype is 'float16'"
     elif not backend.masks and model.policy in MASKED:
         reason = f"it takes no mask, and the padded text of model.policy '{model.policy}' needs one"
-    elif backend.cuda and plan.config.execution.device == "cpu":
-        reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
+    elif backend.device is not None and (device := _kind_of_device(plan)) not in (backend.device, "auto"):
+        reason = f"it trains on {backend.device.upper()} devices only, and that of execution.device is '{device}'"
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(table))}' or remove it.")
+
+
+def _kind_of_device(plan: ResolvedConfig) -> str:
+    """Return the kind of the run's devices; 'auto' if those are the devices of other machines."""
+    execution = plan.config.execution
+    device = execution.device if execution.elsewhere else chosen_device(execution.device).type
+    return device.partition(":")[0]
 
 
 def _check_precision(plan: ResolvedConfig) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
 from flowmill.configs.model_families import families, most_images, spec_of
 from flowmill.configs.registry import resolve
 from flowmill.models.image_files import within
@@ -38,7 +39,7 @@ from flowmill.models.maths.schedules import AllSteps
 from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE, FlowSDE
 from flowmill.models.policies import POLICIES
-from flowmill.models.policies.attention import FIXED, MASKED
+from flowmill.models.policies.attention import BACKENDS, FIXED, MASKED
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from flowmill.models.policies.ltx2 import LTX2
@@ -49,6 +50,7 @@ from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.models.weights.lora import LoraSpec, check_lora_targets
 from flowmill.models.weights.lora_files import LORA_FILE
 from flowmill.models.weights.merging import Merged
+from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.export.files import store_guider, write_pipeline
 from tests.support.families import PIPELINES, SLOW_PAIRS, UNPADDED, family_params, representatives
 
@@ -1147,6 +1149,28 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     seen, *heard = policy.apart(slope) if isinstance(policy, LTX2) else (slope,)
     assert (seen != 0).float().mean() > 0.9
     assert not any(part.any() for part in heard)
+
+
+@pytest.mark.parametrize("family", family_params(("flux1",), ("flux1",)))
+def test_backends_that_check_accepts_train_on_cpus(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    accepted, sigma = [], torch.tensor([0.9, 0.4])
+    for name in BACKENDS:
+        with suppress(ConfigError):
+            check_config(load_config("tiny_flux1", [f"model.attention={name}", "model.dtype=bfloat16"]))
+            accepted.append(name)
+    assert accepted == ["native", "_native_math", "_native_flash"]
+    for name in accepted:
+        policy = load(attention=name, dtype=torch.bfloat16)
+        TrainableDenoiser(policy, None, seed=0)
+        policy.velocity(noise(policy, 2), sigma, conditioning(policy, False, PROMPTS[:2])).sum().backward()
+
+
+@pytest.mark.parametrize("family", family_params(("flux1",), ("flux1",)))
+def test_a_backend_without_its_package_is_refused_with_its_name(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffusers.models.attention_dispatch._CAN_USE_FLASH_ATTN", False)
+    with pytest.raises(ConfigError, match=r"is 'flash', but .*Please install `flash-attn"):
+        load(attention="flash")
 
 
 @pytest.mark.parametrize("family", family_params(("z_image", "flux1"), sorted(set(PIPELINES) - FIXED)))

@@ -193,7 +193,7 @@ REFUSED = {
         model.attention=sage; model.dtype=bfloat16 -> it has no backward pass
         model.attention=flash -> bfloat16 and float16 only, and model.dtype is 'float32'
         model.attention=aiter_fa2_hub; model.dtype=float16 -> bfloat16 only, and model.dtype is 'float
-        model.attention=flash; model.dtype=bfloat16; execution.device=cpu -> it runs on CUDA devices only
+        model.attention=flash; model.dtype=bfloat16; execution.device=cpu -> it trains on CUDA devices only
     """,
     "wan21_v2v": """
         model.options.strength=0 -> strength is 0; it must be greater than 0
