@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from flowmill.configs.model_families import spec_of
@@ -38,7 +39,7 @@ from flowmill.models.weights.sharding import units
 class TextOptions:
     """Options of families whose only option is the length of text."""
 
-    max_sequence_length: int = 512
+    max_sequence_length: PositiveInt = 512
     """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
 
 

@@ -38,6 +38,9 @@ _OVERFLOWING = frozenset({"z_image"})
 def check_model(plan: ResolvedConfig) -> None:
     """Check the source of the model and its call options."""
     _check_source(plan)
+    if plan.family_spec.references is not None:
+        # Creating the options checks the number of images per prompt.
+        _ = plan.model_options
     _check_images(plan)
     if plan.config.model.policy not in POLICIES:
         return

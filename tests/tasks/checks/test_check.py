@@ -208,6 +208,10 @@ REFUSED = {
     "qwen_image21": """
         model.attention=_native_math -> 'qwen_image21' calls torch's attention directly
     """,
+    "flux2": """
+        model.options.references=-1 -> references is -1; it must be greater than or equal to 0
+        model.options.references=two -> references is 'two'
+    """,
     "qwen_image": """
         model.attention=_native_flash; model.dtype=bfloat16 -> it takes no mask, and the padded
     """,
