@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.model_families import families, most_images, spec_of
-from flowmill.configs.registry import resolve
+from flowmill.configs.registry import build, resolve
 from flowmill.models.image_files import within
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.conditioning import Conditioning
@@ -201,6 +201,22 @@ TWO = {"wan22", "wan22_i2v"}
 
 def test_every_family_of_pipelines_has_a_tiny_one() -> None:
     assert set(TINY) == set(PIPELINES)
+
+
+def test_texts_are_no_longer_than_the_pipeline_of_an_export_reads() -> None:
+    limits = {}
+    for family in PIPELINES:
+        cls = resolve(POLICIES, family, label="policy")
+        checks = "" if issubclass(cls, ModularPolicy) else inspect.getsource(getattr(diffusers, cls.pipeline_name))
+        found = re.search(r"max_sequence_length > (\d+)", checks)
+        if found is not None and "max_sequence_length" not in cls.missing_arguments:
+            limits[family] = int(found[1])
+    assert limits == {"flux1": 512, "flux1_kontext": 512, "qwen_image": 1024, "sd3": 512}
+    for family, most in limits.items():
+        kind = resolve(POLICIES, family, label="policy").options_type
+        build(kind, family, {"max_sequence_length": most}, label="options of")
+        with pytest.raises(ConfigError, match=f"less than or equal to {most}"):
+            build(kind, family, {"max_sequence_length": most + 1}, label="options of")
 
 
 def test_classes_that_families_share_are_those_of_a_representative() -> None:
