@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _TEXT_SIZES = {"width": ("d_model", "hidden_size"), "inner": ("d_ff", "intermediate_size")}
 #: Prefixes of components that encode prompts and their images.
 _ENCODERS = ("text_encoder", "image_encoder", "connectors")
-#: Pipelines in which the prompt's source image is appended to the generated tokens.
-_IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
+#: Pipelines in which the prompt's source image is appended to the generated tokens, in the generated size.
+_IMAGE_TOKENS = ("FluxKontextPipeline",)
 
 
 def architecture_of(path: str) -> Architecture | None:

@@ -104,11 +104,16 @@ class QwenImageEdit(QwenImage):
         differences = () if area == _PIPELINE_AREA else (f"{note} {_PIPELINE_AREA}.",)
         return replace(call, image_size=self._condition_size(), differences=differences)
 
-    def _condition_size(self) -> tuple[int, int]:
+    @classmethod
+    def condition_size(cls, options: QwenImageEditOptions, ratio: float) -> tuple[int, int]:
+        """Return width and height of the image to edit, as the pipeline rounds them. ``ratio``: width by height."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
-        width, height, _ = calculate_dimensions(self.options.condition_area, self.settings.width / self.settings.height)
+        width, height, _ = calculate_dimensions(options.condition_area, ratio)
         return width, height
+
+    def _condition_size(self) -> tuple[int, int]:
+        return self.condition_size(self.options, self.settings.width / self.settings.height)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import families
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import diffusers_class
@@ -31,6 +33,7 @@ from flowmill.models.weights.lora import stack_note
 from flowmill.tasks.checks.memory import estimate_memory, memory_advice
 from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.row_tokens import image_tokens
 from flowmill.tasks.modalities.memory import Memory
 from flowmill.tasks.specs.plan import RunPlan
 from pages.gpu_page import (
@@ -194,6 +197,24 @@ def test_a_local_folder_has_the_tokens_of_its_family(
     architecture = architecture_of(str(tmp_path))
     assert architecture is not None
     assert (architecture.text_tokens, architecture.image_tokens) == (text_tokens, image_tokens)
+
+
+@pytest.mark.parametrize("family", families(lambda spec: spec.starts_from == "image" and spec.clips is None))
+def test_a_row_has_the_tokens_that_the_denoiser_reads(tmp_path: Path, family: str) -> None:
+    build_tiny(family).save_pretrained(tmp_path)
+    given = ["model.build=null", f"model.path={tmp_path}", "model.height=64", "model.width=128"]
+    plan, architecture = RunPlan(load_config(f"tiny_{family}", given)), architecture_of(str(tmp_path))
+    assert architecture is not None
+    settings = plan.family.settings_for(plan.config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
+    policy = plan.family.load(tmp_path, settings, frozenset(Part), plan.config.model.options)
+    seen: list[int] = []
+    policy.pipeline.transformer.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(inputs["hidden_states"].shape[1]), with_kwargs=True
+    )
+    images = [[np.zeros((64, 64, 3), np.uint8)] * (plan.most_images or 0)]
+    latents = policy.initial_latents([torch.Generator()])
+    policy.velocity(latents, torch.tensor([0.5]), Conditioning(policy.encode(["a cat"], images)))
+    assert seen == [image_tokens(plan, architecture)]
 
 
 def test_quantized_weights_are_counted() -> None:
