@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from flowmill.configs.base import Component, Later, Section
-from flowmill.configs.model_families import family_of
+from flowmill.configs.model_families import family_of, spec_of
 
 
 class LoraSection(Section):
@@ -138,6 +138,11 @@ class ModelSection(Section):
     def single_files(self) -> dict[str, str]:
         """The single files by component; the key '' means all components that the file contains."""
         return {"": self.single_file} if isinstance(self.single_file, str) else self.single_file or {}
+
+    @property
+    def makes_clips(self) -> bool:
+        """Whether samples are clips, with a dimension of frames, which may have one."""
+        return self.frames > 1 or spec_of(self.policy).clips is not None
 
     @property
     def quantizer(self) -> str | None:

@@ -18,6 +18,9 @@ PositiveShare: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 #: Between 0 and 1.
 OpenShare: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
+#: Pixels of an image: so many that its sides are not rounded to 0 at 8 to 1, the narrowest shape that models take.
+Area: TypeAlias = Annotated[int, Field(ge=64 * 64)]
+
 
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 _TEXT_SIZES = {"width": ("d_model", "hidden_size"), "inner": ("d_ff", "intermediate_size")}
 #: Prefixes of components that encode prompts and their images.
 _ENCODERS = ("text_encoder", "image_encoder", "connectors")
-#: Pipelines in which the prompt's source image is appended to the generated tokens.
-_IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
+#: Components that decode sound.
+_SOUND = ("audio_vae", "vocoder")
+#: Pipelines in which the prompt's source image is appended to the generated tokens, in the generated size.
+_IMAGE_TOKENS = ("FluxKontextPipeline",)
 
 
 def architecture_of(path: str) -> Architecture | None:
@@ -54,6 +56,11 @@ def meta_decoder(architecture: Architecture) -> nn.Module:
     return on_meta(lambda: kind(**arguments))
 
 
+def decoder_parameters(architecture: Architecture) -> int:
+    """Return the number of parameters of all that decodes samples."""
+    return parameters(meta_decoder(architecture)) + architecture.sound_parameters
+
+
 def parameters(module: nn.Module) -> int:
     """Return the number of a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
@@ -71,9 +78,8 @@ def _local(folder: Path) -> Architecture | None:
         "denoisers": len(names),
         "latents": latent_shape(autoencoder),
         "image_tokens": index["_class_name"] in _IMAGE_TOKENS,
-        "text_parameters": sum(
-            sum(stored_numbers(folder / name).values()) for name in index if name.startswith(_ENCODERS)
-        ),
+        "text_parameters": _stored(folder, [name for name in index if name.startswith(_ENCODERS)]),
+        "sound_parameters": _stored(folder, [name for name in index if name in _SOUND]),
         "text": _text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
         "vae": {
             "class": index["vae"][1],
@@ -95,6 +101,10 @@ def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> Transformer:
         tables = 1 if fields.get("tie_word_embeddings", True) else 2
         candidates.append(Transformer(**sizes, **more, embedded=tables * fields.get("vocab_size", 0) * sizes["width"]))
     return max(candidates, key=lambda encoder: encoder.width * encoder.inner, default=Transformer(width=0, inner=0))
+
+
+def _stored(folder: Path, components: Sequence[str]) -> int:
+    return sum(sum(stored_numbers(folder / name).values()) for name in components)
 
 
 def stored_numbers(folder: Path) -> dict[str, int]:

@@ -74,7 +74,10 @@ class Architecture:
     image_tokens: bool = False
     """The prompt's source image is appended to the generated tokens, with as many tokens."""
     text_parameters: int = 0
-    """Parameters of all text encoders, and of image encoders where prompts come with images."""
+    """Parameters of all text encoders, of connectors between them and the denoiser, and of image encoders where prompts
+    come with images."""
+    sound_parameters: int = 0
+    """Parameters of the autoencoder of sound and its vocoder."""
 
     def latent_frames(self, frames: int) -> int:
         """Return the number of latent frames of a clip."""

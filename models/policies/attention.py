@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flowmill.configs.errors import ConfigError, first_line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
@@ -23,21 +25,21 @@ class Backend:
     """Takes an attention mask."""
     half: bool = False
     """Computes in bfloat16 and float16 only."""
-    cuda: bool = False
-    """Runs on CUDA devices only."""
+    device: str | None = None
+    """The only kind of device that it trains on; None: any."""
 
 
-_FLASH = Backend(masks=False, half=True, cuda=True)
-_VARLEN = Backend(half=True, cuda=True)
-_SAGE = Backend(exact=False, trains=False, masks=False, half=True, cuda=True)
+_FLASH = Backend(masks=False, half=True, device="cuda")
+_VARLEN = Backend(half=True, device="cuda")
+_SAGE = Backend(exact=False, trains=False, masks=False, half=True, device="cuda")
 BACKENDS: Mapping[str, Backend] = {
-    **dict.fromkeys(("native", "_native_math", "_native_efficient"), Backend()),
-    "_native_cudnn": Backend(half=True, cuda=True),
+    **dict.fromkeys(("native", "_native_math"), Backend()),
+    # Flex attention has no backward pass on CPUs.
+    **dict.fromkeys(("_native_efficient", "flex", "xformers"), Backend(device="cuda")),
+    "_native_cudnn": Backend(half=True, device="cuda"),
     "_native_flash": Backend(masks=False, half=True),
-    "_native_npu": Backend(half=True),
-    "_native_xla": Backend(masks=False),
-    "flex": Backend(),
-    "xformers": Backend(cuda=True),
+    "_native_npu": Backend(half=True, device="npu"),
+    "_native_xla": Backend(masks=False, device="xla"),
     **dict.fromkeys("flash flash_hub flash_4_hub _flash_3 _flash_3_hub aiter_fa2_hub".split(), _FLASH),
     **dict.fromkeys("flash_varlen flash_varlen_hub _flash_varlen_3 _flash_3_varlen_hub".split(), _VARLEN),
     **dict.fromkeys(
@@ -47,12 +49,12 @@ BACKENDS: Mapping[str, Backend] = {
         ).split(),
         _SAGE,
     ),
-    "sage_varlen": Backend(exact=False, trains=False, half=True, cuda=True),
+    "sage_varlen": Backend(exact=False, trains=False, half=True, device="cuda"),
 }
 #: Implementations of transformers, for language models; ``language_classes`` finds which of them a class has.
 LANGUAGE_BACKENDS: Mapping[str, Backend] = {
     **dict.fromkeys(("sdpa", "eager"), Backend()),
-    "flex_attention": Backend(cuda=True),
+    "flex_attention": Backend(device="cuda"),
     **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), _VARLEN),
 }
 #: Families whose blocks call torch's attention directly, so that a backend would have no effect.
@@ -64,10 +66,11 @@ UNSPLIT = frozenset(
         "cogvideox"
     ).split()
 )
-#: Families whose text is padded and masked in every attention.
+#: Families whose text is padded, and masked in attention where texts differ in length.
 MASKED = frozenset(
     (
-        "qwen_image qwen_image_edit qwen_image_edit_plus sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 ltx2_i2v"
+        "qwen_image qwen_image_edit qwen_image_edit_plus z_image sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 "
+        "ltx2_i2v"
     ).split()
 )
 
@@ -81,11 +84,17 @@ def attention_identity(name: str | None) -> str:
 
 
 def set_attention(module: Any, backend: str) -> None:
-    """Set the attention backend of one model only; diffusers would set it for every model of the process."""
+    """Set the attention backend of one model only; diffusers would set it for every model of the process. Raises
+    ConfigError if this machine lacks the backend's package."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
 
     before, _ = Registry.get_active_backend()
     try:
         module.set_attention_backend(backend)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model.attention is '{backend}', but diffusers cannot use it on this machine: {first_line(error)} Install "
+            "what it names, or remove model.attention."
+        ) from None
     finally:
         Registry.set_active_backend(before)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
@@ -43,7 +44,7 @@ _SCHEDULE = Fields(
 class CogVideoXOptions:
     """Options of the family."""
 
-    max_sequence_length: int = 226
+    max_sequence_length: PositiveInt = 226
     """T5 tokens; models without rotary positions only take the number in their config."""
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import Area
 from flowmill.models.image_files import within
 from flowmill.models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from flowmill.models.policies.flux1 import Flux1
@@ -44,11 +46,11 @@ def _conversation(tokenizer: Any, text: str) -> Any:
 class Flux2Options:
     """Options of both families."""
 
-    max_sequence_length: int = 512
+    max_sequence_length: PositiveInt = 512
     """Text tokens; prompts are padded to this length, so that rows of different prompts can be joined."""
-    references: int = 0
+    references: NonNegativeInt = 0
     """Maximum number of images per prompt, which the model edits or combines; 0: text to image."""
-    reference_area: int = _PIPELINE_AREA
+    reference_area: Area = _PIPELINE_AREA
     """Images of more pixels are scaled down to this area, keeping their aspect ratio."""
 
 

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from flowmill.configs.option_types import Area
 from flowmill.models.image_files import within
 from flowmill.models.policies.diffusion import PipelineCall
 from flowmill.models.policies.modular import ModularPolicy
@@ -42,11 +44,11 @@ _LEAST = 16
 class Flux3Options:
     """Options of the family."""
 
-    max_sequence_length: int = 480
+    max_sequence_length: PositiveInt = 480
     """Maximum text tokens, and the stored length of all rows of text; the pipeline itself reads 8192."""
-    references: int = 0
+    references: NonNegativeInt = 0
     """Maximum number of images per prompt, which the model edits or combines; 0: text to image."""
-    reference_area: int = 1024 * 1024
+    reference_area: Area = 1024 * 1024
     """Images of more pixels are scaled down to this area, keeping their aspect ratio."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.models.library_loading import read_json
@@ -32,7 +33,7 @@ _GLYPHS = 256
 class HunyuanVideo15Options:
     """Options of the family."""
 
-    max_sequence_length: int = _LENGTH
+    max_sequence_length: PositiveInt = _LENGTH
     """Qwen tokens; the pipeline itself reads 1000. Padding is computed too, so fewer tokens are faster."""
 
 

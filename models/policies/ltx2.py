@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
@@ -44,7 +44,7 @@ _WINDOW = 1024
 class LTX2Options:
     """Options of the family."""
 
-    max_sequence_length: int = 1024
+    max_sequence_length: PositiveInt = 1024
     """Gemma tokens that are read; a multiple of the connectors' registers, 128 in published models."""
     frame_rate: PositiveFloat = 24.0
     """Frames per second, which determine the length of the sound; `rollout.media.fps` must be the same."""

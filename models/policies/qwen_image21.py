@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.option_types import Area
 from flowmill.models.policies.diffusion import PipelineCall
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows, padded_text
@@ -41,11 +43,11 @@ _ROUNDING = 16
 class QwenImage21Options:
     """Options of the family."""
 
-    max_sequence_length: int = 512
+    max_sequence_length: PositiveInt = 512
     """Maximum tokens of text, and the stored length of all rows of it; an image has one for 32 x 32 of its pixels."""
-    references: int = 0
+    references: NonNegativeInt = 0
     """Maximum number of images per prompt, which the model edits or combines; 0: text to image."""
-    reference_area: int = 1024 * 1024
+    reference_area: Area = 1024 * 1024
     """Pixels to which each image is scaled, keeping its aspect ratio."""
 
 

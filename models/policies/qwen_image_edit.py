@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import PositiveInt
 from torch import Tensor
 
+from flowmill.configs.option_types import Area
 from flowmill.models.policies.diffusion import PipelineCall
 from flowmill.models.policies.parts import Part
 from flowmill.models.policies.pipeline import Rows
@@ -38,9 +40,9 @@ _ROUNDING = 16
 class QwenImageEditOptions:
     """Options of the family."""
 
-    max_sequence_length: int = 2048
+    max_sequence_length: PositiveInt = 2048
     """Tokens of text and image together; every prompt is padded to this length and masked."""
-    condition_area: int = _PIPELINE_AREA
+    condition_area: Area = _PIPELINE_AREA
     """Pixels to which the image to edit is scaled, with the aspect ratio of the generated image."""
 
 
@@ -102,22 +104,27 @@ class QwenImageEdit(QwenImage):
         differences = () if area == _PIPELINE_AREA else (f"{note} {_PIPELINE_AREA}.",)
         return replace(call, image_size=self._condition_size(), differences=differences)
 
-    def _condition_size(self) -> tuple[int, int]:
+    @classmethod
+    def condition_size(cls, options: QwenImageEditOptions, ratio: float) -> tuple[int, int]:
+        """Return width and height of the image to edit, as the pipeline rounds them. ``ratio``: width by height."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
-        width, height, _ = calculate_dimensions(self.options.condition_area, self.settings.width / self.settings.height)
+        width, height, _ = calculate_dimensions(options.condition_area, ratio)
         return width, height
+
+    def _condition_size(self) -> tuple[int, int]:
+        return self.condition_size(self.options, self.settings.width / self.settings.height)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenImageEditPlusOptions:
     """Options of the family."""
 
-    max_sequence_length: int = 2048
+    max_sequence_length: PositiveInt = 2048
     """Tokens of text and images together; every prompt is padded to this length and masked."""
-    references: int = 1
+    references: PositiveInt = 1
     """Maximum number of images per prompt; for fewer images, tokens are padded in the cache only."""
-    reference_area: int = 1024 * 1024
+    reference_area: Area = 1024 * 1024
     """Pixels to which each image is scaled, keeping its aspect ratio."""
 
 

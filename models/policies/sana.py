@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
@@ -30,11 +31,11 @@ from flowmill.models.policies.tokenization import Reader
 class SanaOptions:
     """Options of the family."""
 
-    max_sequence_length: int = 300
+    max_sequence_length: PositiveInt = 300
     """Gemma tokens that are retained; prompts are padded to this length."""
     instruction: bool = True
     """Prepend the pipeline's own instruction, to describe more, to prompts."""
-    flow_shift: float | None = None
+    flow_shift: PositiveFloat | None = None
     """Shift of the noise levels; the pipeline's when absent."""
 
 

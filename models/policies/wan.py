@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
@@ -33,11 +34,11 @@ from flowmill.models.weights.lora_files import save_lora
 class WanOptions:
     """Options of the family."""
 
-    max_sequence_length: int = 512
+    max_sequence_length: PositiveInt = 512
     """UMT5 tokens."""
-    guidance_scale_2: float | None = None
+    guidance_scale_2: NonNegativeFloat | None = None
     """Guidance of the second transformer (Wan 2.2); that of the first when absent."""
-    flow_shift: float | None = None
+    flow_shift: PositiveFloat | None = None
     """Shift of the noise levels; the pipeline's when absent."""
 
 

@@ -57,7 +57,7 @@ def _without_use(config: RunConfig) -> Iterator[Refusal]:
 
 def _images(plan: RunPlan, facts: Trained, data: DataSection) -> Iterator[Refusal]:
     spec, policy = plan.family_spec, plan.config.model.policy
-    if data.buckets and (not spec.any_size or plan.config.model.frames > 1):
+    if data.buckets and not spec.any_size:
         yield Refusal(
             "data.buckets",
             f"model.policy '{policy}' is trained on samples of one",

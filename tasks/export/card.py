@@ -80,7 +80,7 @@ def front(content: CardContent) -> dict[str, Any]:
         **(hub if base.source == "hub" else {}),
         **{key: value for key, value in stated.items() if value is not None},
         "library_name": "diffusers",
-        "pipeline_tag": f"{source}-to-{'video' if config.model.frames > 1 else 'image'}",
+        "pipeline_tag": f"{source}-to-{'video' if config.model.makes_clips else 'image'}",
         "tags": [
             "flowmill",
             *(["reinforcement-learning"] if content.ingested is None else []),

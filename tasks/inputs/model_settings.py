@@ -13,6 +13,7 @@ from flowmill.configs.model_families import families
 from flowmill.configs.path_types import looks_local
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.suggestions import did_you_mean
+from flowmill.models.devices import chosen_device
 from flowmill.models.films import is_film
 from flowmill.models.library_loading import read_json
 from flowmill.models.memory.architectures import architecture_of
@@ -23,6 +24,7 @@ from flowmill.models.policies.pipeline import PipelinePolicy
 from flowmill.models.policies.pipeline_configs import whole
 from flowmill.models.quickstart import BUILDERS
 from flowmill.tasks.inputs.clip_settings import check_clips
+from flowmill.tasks.inputs.guidance_settings import check_guidance
 from flowmill.tasks.inputs.prompt_rows import readable
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.quantize_settings import check_quantize
@@ -37,6 +39,8 @@ _OVERFLOWING = frozenset({"z_image"})
 def check_model(plan: ResolvedConfig) -> None:
     """Check the source of the model and its call options."""
     _check_source(plan)
+    if plan.family_spec.references is not None:
+        _check_references(plan)
     _check_images(plan)
     if plan.config.model.policy not in POLICIES:
         return
@@ -45,7 +49,7 @@ def check_model(plan: ResolvedConfig) -> None:
     _check_size(plan)
     _check_evaluated(plan)
     _check_steps(plan)
-    _check_guidance(plan)
+    check_guidance(plan)
     _check_attention(plan)
     check_quantize(plan)
     _check_precision(plan)
@@ -96,6 +100,16 @@ def _check_built(family: type[PipelinePolicy], built: str | None) -> None:
         raise ConfigError(
             f"model.build makes a {pipeline}, of the family '{built}', but model.policy '{family.family}' needs a "
             f"{family.pipeline_name}. Set both to the same family."
+        )
+
+
+def _check_references(plan: ResolvedConfig) -> None:
+    # Creating the options checks the number of images.
+    references, options = plan.model_options.references, plan.config.model.options
+    if not references and "reference_area" in options:
+        raise ConfigError(
+            f"model.options.reference_area is {options['reference_area']}, but model.options.references is 0, so there "
+            "are no images to scale. Set references to the most images a prompt comes with, or remove reference_area."
         )
 
 
@@ -197,9 +211,9 @@ def _check_evaluated(plan: ResolvedConfig) -> None:
             f"evaluate: height, width and frames are set, but prompts of model.policy '{model.policy}' come with "
             "images, which are encoded in the size of rollouts alone. Remove them."
         )
-    if ((frames := evaluated.config.model.frames) > 1) != (model.frames > 1):
+    if evaluated.config.model.makes_clips != model.makes_clips:
         raise ConfigError(
-            f"evaluate.frames is {frames} and model.frames is {model.frames}: one makes images "
+            f"evaluate.frames is {evaluated.config.model.frames} and model.frames is {model.frames}: one makes images "
             "and the other clips, which rewards and stores tell apart. Set both to 1, or both to more."
         )
     try:
@@ -251,46 +265,6 @@ def _divisors(whole: int, near: int) -> str:
     return " and ".join(map(str, below + above))
 
 
-def _check_guidance(plan: ResolvedConfig) -> None:
-    model, spec = plan.config.model, plan.family_spec
-    if spec.guidance == "input" and model.negative_prompt:
-        raise ConfigError(
-            f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
-            f"'{model.policy}', which takes no negative prompt. Remove it."
-        )
-    if spec.instructed and model.options.get("instruction", True) and model.negative_prompt:
-        raise ConfigError(
-            f"model.negative_prompt is {model.negative_prompt!r}, but model.policy '{model.policy}' writes an "
-            "instruction before every text that is not empty, and its pipeline writes none before negative prompts. "
-            "Remove it, or set model.options.instruction to false."
-        )
-    rescale = model.options.get("guidance_rescale", 0)
-    if rescale and model.guidance_scale <= 1:
-        raise ConfigError(
-            f"model.options.guidance_rescale is {rescale}, but model.guidance_scale {model.guidance_scale} switches "
-            "guidance off, so there is nothing to rescale. Set model.guidance_scale above 1, or remove it."
-        )
-    sound = model.options.get("audio_guidance_scale")
-    if isinstance(sound, int | float) and sound > 1 and model.guidance_scale <= 1:
-        raise ConfigError(
-            f"model.options.audio_guidance_scale is {sound}, but model.guidance_scale {model.guidance_scale} switches "
-            "guidance off, for sound too. Set model.guidance_scale above 1, or remove it."
-        )
-    second = model.options.get("guidance_scale_2")
-    if second is None:
-        return
-    if model.policy not in ("wan22", "wan22_i2v"):
-        raise ConfigError(
-            f"model.options.guidance_scale_2 is {second}, but model.policy '{model.policy}' has no second transformer. "
-            "Remove it."
-        )
-    if second > 1 and model.guidance_scale <= 1:
-        raise ConfigError(
-            f"model.options.guidance_scale_2 is {second}, but model.guidance_scale {model.guidance_scale} switches "
-            "guidance off for both transformers. Set model.guidance_scale above 1, or remove guidance_scale_2."
-        )
-
-
 def _check_attention(plan: ResolvedConfig) -> None:
     model, name = plan.config.model, plan.config.model.attention
     if name is None:
@@ -309,10 +283,17 @@ def _check_attention(plan: ResolvedConfig) -> None:
         reason = "it computes in bfloat16 only, and model.dtype is 'float16'"
     elif not backend.masks and model.policy in MASKED:
         reason = f"it takes no mask, and the padded text of model.policy '{model.policy}' needs one"
-    elif backend.cuda and plan.config.execution.device == "cpu":
-        reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
+    elif backend.device is not None and (device := _kind_of_device(plan)) not in (backend.device, "auto"):
+        reason = f"it trains on {backend.device.upper()} devices only, and that of execution.device is '{device}'"
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(table))}' or remove it.")
+
+
+def _kind_of_device(plan: ResolvedConfig) -> str:
+    """Return the kind of the run's devices; 'auto' if those are the devices of other machines."""
+    execution = plan.config.execution
+    device = execution.device if execution.elsewhere else chosen_device(execution.device).type
+    return device.partition(":")[0]
 
 
 def _check_precision(plan: ResolvedConfig) -> None:

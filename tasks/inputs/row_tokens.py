@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from flowmill.models.memory.published import Architecture
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 
@@ -15,9 +17,11 @@ def text_tokens(plan: ResolvedConfig, architecture: Architecture) -> int:
 
 
 def image_tokens(plan: ResolvedConfig, architecture: Architecture) -> int:
-    """Return the maximum number of tokens of a row without text: of the generated image and its references."""
+    """Return the maximum number of tokens of a row without text: of the generated image and those it starts from."""
     model, references = plan.config.model, 0
     if plan.family_spec.references is not None:
         options = plan.model_options
         references = options.references * options.reference_area
+    elif plan.family_spec.starts_from == "image" and hasattr(plan.model_options, "condition_area"):
+        references = math.prod(plan.family.condition_size(plan.model_options, model.width / model.height))
     return architecture.tokens(height=model.height, width=model.width, frames=model.frames, references=references)

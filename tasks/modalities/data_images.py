@@ -51,7 +51,7 @@ def read_media(making: SamplingContext, sample: DataSample, data: bytes, fps: in
     fit = partial(ImageOps.fit, size=(width, height), method=_RESAMPLING, centering=sample.window)
     pixels = np.stack([np.asarray(fit(Image.fromarray(each)), np.uint8) for each in frames])
     pixels = np.ascontiguousarray(pixels[:, :, ::-1]) if sample.mirrored else pixels
-    return pixels[0] if model.frames == 1 else pixels
+    return pixels if model.makes_clips else pixels[0]
 
 
 def nearest(buckets: Sequence[tuple[int, int]], height: int, width: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def nearest(buckets: Sequence[tuple[int, int]], height: int, width: int) -> tupl
 
 def _frames(data: bytes, model: ModelSection, name: str, fps: int | None = None) -> Sequence[np.ndarray]:
     file = io.BytesIO(data)
-    if model.frames > 1:
+    if model.makes_clips:
         frames = open_clip(file, model.frames, fps)
         if len(frames) < model.frames:
             raise DataError(
@@ -70,7 +70,7 @@ def _frames(data: bytes, model: ModelSection, name: str, fps: int | None = None)
             )
         return list(frames)
     if is_film(file):
-        raise DataError(f"{name} is a clip, but model.frames is 1, so the model makes images. Give an image.")
+        raise DataError(f"{name} is a clip, but model.policy '{model.policy}' makes images. Give an image.")
     with opened_picture(file) as image:
         if (count := frames_in(image)) > 1:
             raise DataError(f"{name} is an animation of {count} frames. Save the frame that is meant.")

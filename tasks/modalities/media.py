@@ -25,7 +25,7 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
     if needs.media == "texts":
         raise ConfigError(
             f"rewards: '{slot}' scores texts, but model.policy '{config.model.policy}' makes "
-            f"{'clips' if config.model.frames > 1 else 'images'}. Choose a reward that reads those."
+            f"{'clips' if config.model.makes_clips else 'images'}. Choose a reward that reads those."
         )
     if needs.media == "latents" and not media.latents:
         raise ConfigError(
@@ -61,7 +61,7 @@ def heard(shard: TrajectoryShard, rate: int | None) -> np.ndarray:
 def trial_media(config: RunConfig) -> np.ndarray:
     """Return one synthetic sample: (1, H, W, 3) uint8, or (1, F, H, W, 3) for clips."""
     model = config.model
-    frames = (model.frames,) if model.frames > 1 else ()
+    frames = (model.frames,) if model.makes_clips else ()
     return np.random.default_rng(0).integers(0, 256, (1, *frames, model.height, model.width, 3), np.uint8)
 
 

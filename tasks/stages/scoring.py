@@ -41,7 +41,9 @@ class Scoring(Stage):
         return self._reward_options()
 
     def _reward_options(self) -> dict[str, Any]:
-        clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
+        # Of a clip of one frame, only the choice of the whole clip makes a difference.
+        chosen = self.config.model.frames > 1 or self.section.frames != 1
+        clips = {"frames": self.section.frames} if chosen else {}
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
         new = {"turn": self.turn} if self.earlier else {}
         return {"reward": self.section.name, "options": self.section.options, **clips, **some, **new}

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -26,8 +27,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import load_config
 from flowmill.configs.model_families import families, most_images, spec_of
-from flowmill.configs.registry import resolve
+from flowmill.configs.registry import build, resolve
 from flowmill.models.image_files import within
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.conditioning import Conditioning
@@ -37,6 +39,7 @@ from flowmill.models.maths.schedules import AllSteps
 from flowmill.models.maths.solvers import Euler
 from flowmill.models.maths.transitions import ODE, FlowSDE
 from flowmill.models.policies import POLICIES
+from flowmill.models.policies.attention import BACKENDS, FIXED, MASKED
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from flowmill.models.policies.ltx2 import LTX2
@@ -47,6 +50,7 @@ from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.models.weights.lora import LoraSpec, check_lora_targets
 from flowmill.models.weights.lora_files import LORA_FILE
 from flowmill.models.weights.merging import Merged
+from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.export.files import store_guider, write_pipeline
 from tests.support.families import PIPELINES, SLOW_PAIRS, UNPADDED, family_params, representatives
 
@@ -197,6 +201,22 @@ TWO = {"wan22", "wan22_i2v"}
 
 def test_every_family_of_pipelines_has_a_tiny_one() -> None:
     assert set(TINY) == set(PIPELINES)
+
+
+def test_texts_are_no_longer_than_the_pipeline_of_an_export_reads() -> None:
+    limits = {}
+    for family in PIPELINES:
+        cls = resolve(POLICIES, family, label="policy")
+        checks = "" if issubclass(cls, ModularPolicy) else inspect.getsource(getattr(diffusers, cls.pipeline_name))
+        found = re.search(r"max_sequence_length > (\d+)", checks)
+        if found is not None and "max_sequence_length" not in cls.missing_arguments:
+            limits[family] = int(found[1])
+    assert limits == {"flux1": 512, "flux1_kontext": 512, "qwen_image": 1024, "sd3": 512}
+    for family, most in limits.items():
+        kind = resolve(POLICIES, family, label="policy").options_type
+        build(kind, family, {"max_sequence_length": most}, label="options of")
+        with pytest.raises(ConfigError, match=f"less than or equal to {most}"):
+            build(kind, family, {"max_sequence_length": most + 1}, label="options of")
 
 
 def test_classes_that_families_share_are_those_of_a_representative() -> None:
@@ -1145,6 +1165,37 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     seen, *heard = policy.apart(slope) if isinstance(policy, LTX2) else (slope,)
     assert (seen != 0).float().mean() > 0.9
     assert not any(part.any() for part in heard)
+
+
+@pytest.mark.parametrize("family", family_params(("flux1",), ("flux1",)))
+def test_backends_that_check_accepts_train_on_cpus(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    accepted, sigma = [], torch.tensor([0.9, 0.4])
+    for name in BACKENDS:
+        with suppress(ConfigError):
+            check_config(load_config("tiny_flux1", [f"model.attention={name}", "model.dtype=bfloat16"]))
+            accepted.append(name)
+    assert accepted == ["native", "_native_math", "_native_flash"]
+    for name in accepted:
+        policy = load(attention=name, dtype=torch.bfloat16)
+        TrainableDenoiser(policy, None, seed=0)
+        policy.velocity(noise(policy, 2), sigma, conditioning(policy, False, PROMPTS[:2])).sum().backward()
+
+
+@pytest.mark.parametrize("family", family_params(("flux1",), ("flux1",)))
+def test_a_backend_without_its_package_is_refused_with_its_name(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffusers.models.attention_dispatch._CAN_USE_FLASH_ATTN", False)
+    with pytest.raises(ConfigError, match=r"is 'flash', but .*Please install `flash-attn"):
+        load(attention="flash")
+
+
+@pytest.mark.parametrize("family", family_params(("z_image", "flux1"), sorted(set(PIPELINES) - FIXED)))
+def test_backends_without_masks_are_refused_where_texts_of_unlike_lengths_need_one(family: str, load: Load) -> None:
+    longer = {"options": {"max_sequence_length": 256}} if family in MASKED else {}
+    policy = load(attention="_native_flash", dtype=torch.bfloat16, **longer)
+    cond, latents = conditioning(policy, False, ["a cube", " ".join(PROMPTS)]), noise(policy, 2)
+    with pytest.raises(ValueError, match="mask") if family in MASKED else nullcontext():
+        policy.velocity(latents, torch.tensor([0.9, 0.4]), cond)
 
 
 def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from flowmill.configs.schema import RunConfig
-from flowmill.models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
+from flowmill.models.memory.architectures import architecture_of, decoder_parameters, meta_denoiser
 from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser
 from flowmill.models.memory.published import Architecture
 from flowmill.models.policies.parts import Part
@@ -48,7 +48,7 @@ def denoiser_memory(plan: ResolvedConfig, optimizer: OptimizerSizes, *, referenc
     model, execution, number = config.model, config.execution, BYTES[config.model.dtype]
     base = weight_bytes(module, model.quantizer, number) * architecture.denoisers
     text, reading = _text_bytes(config, architecture)
-    decoder = parameters(meta_decoder(architecture)) * MASTER
+    decoder = decoder_parameters(architecture) * MASTER
     role = Sizes(config, optimizer, spec).role(
         module,
         family.blocks,
@@ -108,7 +108,7 @@ def drawing_memory(plan: ResolvedConfig) -> DrawingMemory | None:
     # Fully trained weights would be cast for every forward; with the smallest adapters they keep their dtype.
     traces = _traces(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(plan.family.lora_targets)))
     return DrawingMemory(
-        weights=denoisers + text + parameters(meta_decoder(architecture)) * MASTER,
+        weights=denoisers + text + decoder_parameters(architecture) * MASTER,
         work=max(traces.sampling(execution.rollout_batch_size) + layer, reading, traces.decoding(decode_rows(config))),
     )
 

@@ -103,7 +103,7 @@ class PipelineExport:
             prompt=prompt.text,
             seed=derive(config.evaluate.seed, "evaluate", prompt.id, 0),
             inputs=inputs,
-            fps=config.rollout.media.fps if config.model.frames > 1 else None,
+            fps=config.rollout.media.fps if config.model.makes_clips else None,
         )
 
     def _content(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> CardContent:

@@ -193,7 +193,7 @@ REFUSED = {
         model.attention=sage; model.dtype=bfloat16 -> it has no backward pass
         model.attention=flash -> bfloat16 and float16 only, and model.dtype is 'float32'
         model.attention=aiter_fa2_hub; model.dtype=float16 -> bfloat16 only, and model.dtype is 'float
-        model.attention=flash; model.dtype=bfloat16; execution.device=cpu -> it runs on CUDA devices only
+        model.attention=flash; model.dtype=bfloat16; execution.device=cpu -> it trains on CUDA devices only
     """,
     "wan21_v2v": """
         model.options.strength=0 -> strength is 0; it must be greater than 0
@@ -208,7 +208,13 @@ REFUSED = {
     "qwen_image21": """
         model.attention=_native_math -> 'qwen_image21' calls torch's attention directly
     """,
+    "flux2": """
+        model.options.references=-1 -> references is -1; it must be greater than or equal to 0
+        model.options.references=two -> references is 'two'
+        model.options.reference_area=9216 -> references is 0, so there are no images to scale
+    """,
     "qwen_image": """
+        model.guidance_scale=1; model.negative_prompt=blurry -> 1.0 switches guidance off. Remove it
         model.attention=_native_flash; model.dtype=bfloat16 -> it takes no mask, and the padded
     """,
     "ltx2": """
@@ -243,6 +249,7 @@ REFUSED = {
         model.options={train_vision: true}; execution={strategy: fsdp, processes: 2} -> train_vision
     """,
     "unified": """
+        model.negative_prompt=blurry -> compares with a prompt without its tokens. Remove it
         model.width=32 -> model.width is 32, but an image of the model has 16 tokens, and 16 x 16 pixels
         rollout.tokens.max_new=8 -> rollout.tokens.max_new is 8, but an image
         optimize.shared_prompts=true -> optimize.shared_prompts is true, which model.policy 'janus'
@@ -356,6 +363,15 @@ def test_check_reads_the_schedule_of_a_folder(file: str, change: dict[str, Any],
     with pytest.raises(ConfigError) as error:
         check_config(config)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["flux1", "flux2"])
+def test_a_scale_is_refused_for_a_model_without_an_input_of_guidance(family: str, tmp_path: Path) -> None:
+    build_tiny(family, changes={"transformer": {"guidance_embeds": False}}).save_pretrained(tmp_path)
+    settings = ["model.build=null", f"model.path={tmp_path}"]
+    check_config(load_config(f"tiny_{family}", [*settings, "model.guidance_scale=1"]))
+    with pytest.raises(ConfigError, match=r"guidance_scale is 3\.5, but .* has no input for it \(guidance_embeds"):
+        check_config(load_config(f"tiny_{family}", [*settings, "model.guidance_scale=3.5"]))
 
 
 def test_attention_backends_are_never_used_by_the_families_said_to_ignore_them() -> None:

@@ -9,16 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKLLTX2Audio
+from diffusers.pipelines.ltx2 import LTX2Vocoder
+from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 
 from flowmill.configs.load import load_config
+from flowmill.configs.model_families import families
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import diffusers_class
 from flowmill.models.maths.conditioning import Conditioning
 from flowmill.models.memory import denoisers
-from flowmill.models.memory.architectures import architecture_of, meta_denoiser, parameters
+from flowmill.models.memory.architectures import (
+    architecture_of,
+    decoder_parameters,
+    meta_denoiser,
+    parameters,
+    stored_numbers,
+)
 from flowmill.models.memory.denoisers import DenoiserMemory, measured_denoiser, sample, train
 from flowmill.models.memory.published import pipelines
 from flowmill.models.memory.tracing import PeakMemory, Traced
@@ -31,6 +42,7 @@ from flowmill.models.weights.lora import stack_note
 from flowmill.tasks.checks.memory import estimate_memory, memory_advice
 from flowmill.tasks.inputs.components import lora_spec
 from flowmill.tasks.inputs.prompts import uses_guidance
+from flowmill.tasks.inputs.row_tokens import image_tokens
 from flowmill.tasks.modalities.memory import Memory
 from flowmill.tasks.specs.plan import RunPlan
 from pages.gpu_page import (
@@ -46,6 +58,7 @@ from pages.gpu_page import (
     traffic_row,
 )
 from tests.conftest import ROOT, FlowmillCommand
+from tests.support.families import family_params
 
 # What one test has traced is traced no more.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("memory")]
@@ -194,6 +207,46 @@ def test_a_local_folder_has_the_tokens_of_its_family(
     architecture = architecture_of(str(tmp_path))
     assert architecture is not None
     assert (architecture.text_tokens, architecture.image_tokens) == (text_tokens, image_tokens)
+
+
+@pytest.mark.parametrize("family", families(lambda spec: spec.starts_from == "image" and spec.clips is None))
+def test_a_row_has_the_tokens_that_the_denoiser_reads(tmp_path: Path, family: str) -> None:
+    build_tiny(family).save_pretrained(tmp_path)
+    given = ["model.build=null", f"model.path={tmp_path}", "model.height=64", "model.width=128"]
+    plan, architecture = RunPlan(load_config(f"tiny_{family}", given)), architecture_of(str(tmp_path))
+    assert architecture is not None
+    settings = plan.family.settings_for(plan.config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
+    policy = plan.family.load(tmp_path, settings, frozenset(Part), plan.config.model.options)
+    seen: list[int] = []
+    policy.pipeline.transformer.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(inputs["hidden_states"].shape[1]), with_kwargs=True
+    )
+    images = [[np.zeros((64, 64, 3), np.uint8)] * (plan.most_images or 0)]
+    latents = policy.initial_latents([torch.Generator()])
+    policy.velocity(latents, torch.tensor([0.5]), Conditioning(policy.encode(["a cat"], images)))
+    assert seen == [image_tokens(plan, architecture)]
+
+
+@pytest.mark.parametrize("family", family_params(("ltx2", "sd3", "wan22", "hunyuan_video15_i2v")))
+def test_the_weights_of_every_component_of_a_folder_are_counted(tmp_path: Path, family: str) -> None:
+    build_tiny(family).save_pretrained(tmp_path)
+    architecture = architecture_of(str(tmp_path))
+    assert architecture is not None
+    counted = decoder_parameters(architecture) + architecture.text_parameters
+    counted += parameters(meta_denoiser(architecture)) * architecture.denoisers
+    stored = [stored_numbers(folder) for folder in tmp_path.iterdir() if folder.is_dir()]
+    # Files also have positions that are computed, and a few statistics of latents.
+    weights = sum(number for each in stored for name, number in each.items() if name != "pos_embed.pos_embed")
+    assert counted == pytest.approx(weights, rel=1e-3)
+
+
+def test_the_published_ltx2_has_the_connectors_and_the_sound_of_its_classes() -> None:
+    architecture = pipelines()["Lightricks/LTX-2"]
+    with torch.device("meta"):
+        connectors, *sound = (made() for made in (LTX2TextConnectors, AutoencoderKLLTX2Audio, LTX2Vocoder))
+    # The rest is Gemma-3-12B, as the tables of its authors say.
+    assert architecture.text_parameters - parameters(connectors) == pytest.approx(12_187e6, rel=1e-4)
+    assert architecture.sound_parameters == pytest.approx(sum(map(parameters, sound)), rel=2e-3)
 
 
 def test_quantized_weights_are_counted() -> None:

@@ -150,10 +150,11 @@ def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: Confi
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("family", ["flux1", "wan21"])
-def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "frames"), [("flux1", 1), ("wan21", 1), ("wan21", 5)])
+def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, frames: int, tmp_path: Path) -> None:
     quiet_libraries()
     overrides = [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1", "optimize.learning_rate=1e-2"]
+    overrides.append(f"model.frames={frames}")
     context = trained(load_config(ROOT / "configs" / f"tiny_{family}.yaml", overrides))
     samples, ours = evaluated(context)
     made = follow(folder_of(context), tmp_path / "place", samples, context.base_folder)

@@ -24,6 +24,7 @@ from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.data_images import read_media
 from flowmill.tasks.modalities.data_sample import DataSample
+from flowmill.tasks.modalities.media import trial_media
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.seeds import drawn
@@ -80,8 +81,9 @@ def test_crops_and_mirrored_images_are_encoded_once_and_an_epoch_trains_one_of_e
     assert cast(Any, RunView(context).ingested()).rows == 6
 
 
-def test_all_frames_of_a_clip_are_cropped_and_mirrored_alike(tmp_path: Path) -> None:
-    config = load_config(ROOT / "configs" / "tiny_wan22.yaml", ["model.frames=5"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_all_frames_of_a_clip_are_cropped_and_mirrored_alike(tmp_path: Path, count: int) -> None:
+    config = load_config(ROOT / "configs" / "tiny_wan22.yaml", [f"model.frames={count}"])
     making = cast(Any, SimpleNamespace(config=config.model_copy(update={"data": DataSection(train="x.jsonl")})))
     frames = [picture(number, (100, 40)) for number in range(5)]
     frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
@@ -92,7 +94,7 @@ def test_all_frames_of_a_clip_are_cropped_and_mirrored_alike(tmp_path: Path) -> 
         return read_media(making, DataSample(file=file, **place, window=window, mirrored=mirrored), data)
 
     left, right = seen((0.0, 0.5), mirrored=False), seen((1.0, 0.5), mirrored=False)
-    assert left.shape == (5, config.model.height, config.model.width, 3)
+    assert left.shape == (count, config.model.height, config.model.width, 3) == trial_media(config)[0].shape
     assert all(not np.array_equal(first, second) for first, second in zip(left, right, strict=True))
     assert np.array_equal(seen((0.0, 0.5), mirrored=True), left[:, :, ::-1])
 
