@@ -83,6 +83,14 @@ def attention_identity(name: str | None) -> str:
     return "exact" if backend is not None and backend.exact else name
 
 
+def wrong_device(backend: Backend, device: str) -> str | None:
+    """Return the reason why a backend does not train on a device, if it does not."""
+    kind = device.partition(":")[0]
+    if backend.device in (None, kind):
+        return None
+    return f"it trains on {str(backend.device).upper()} devices only, and execution.device is '{kind}'"
+
+
 def set_attention(module: Any, backend: str) -> None:
     """Set the attention backend of one model only; diffusers would set it for every model of the process. Raises
     ConfigError if this machine lacks the backend's package."""

@@ -13,12 +13,11 @@ from flowmill.configs.model_families import families
 from flowmill.configs.path_types import looks_local
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.suggestions import did_you_mean
-from flowmill.models.devices import chosen_device
 from flowmill.models.films import is_film
 from flowmill.models.library_loading import read_json
 from flowmill.models.memory.architectures import architecture_of
 from flowmill.models.policies import POLICIES
-from flowmill.models.policies.attention import FIXED, MASKED
+from flowmill.models.policies.attention import FIXED, MASKED, wrong_device
 from flowmill.models.policies.ddim import DDIMPolicy
 from flowmill.models.policies.pipeline import PipelinePolicy
 from flowmill.models.policies.pipeline_configs import whole
@@ -283,17 +282,11 @@ def _check_attention(plan: ResolvedConfig) -> None:
         reason = "it computes in bfloat16 only, and model.dtype is 'float16'"
     elif not backend.masks and model.policy in MASKED:
         reason = f"it takes no mask, and the padded text of model.policy '{model.policy}' needs one"
-    elif backend.device is not None and (device := _kind_of_device(plan)) not in (backend.device, "auto"):
-        reason = f"it trains on {backend.device.upper()} devices only, and that of execution.device is '{device}'"
+    # A config with devices of another machine may be checked here; those of 'auto' are known when a model is loaded.
+    elif plan.config.execution.device != "auto":
+        reason = wrong_device(backend, plan.config.execution.device)
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(table))}' or remove it.")
-
-
-def _kind_of_device(plan: ResolvedConfig) -> str:
-    """Return the kind of the run's devices; 'auto' if those are the devices of other machines."""
-    execution = plan.config.execution
-    device = execution.device if execution.elsewhere else chosen_device(execution.device).type
-    return device.partition(":")[0]
 
 
 def _check_precision(plan: ResolvedConfig) -> None:

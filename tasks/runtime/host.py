@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from flowmill.configs.errors import ConfigError
 from flowmill.configs.schema import RunConfig
 from flowmill.models.devices import chosen_device, local_rank, make_current
+from flowmill.models.policies.attention import wrong_device
 from flowmill.models.policies.base import Policy
 from flowmill.models.policies.compute_meter import Meter, peak_flops
 from flowmill.models.policies.parts import Part
@@ -204,6 +206,10 @@ class ModelHost:
             folder: the model's folder; None: the base model's.
             empty: make trained modules without weights, for ranks that then read their shards.
         """
+        name = self.config.model.attention
+        backend = self._family.attentions.get(name or "")
+        if backend is not None and (reason := wrong_device(backend, self.device.type)):
+            raise ConfigError(f"model.attention is '{name}', but {reason}. Remove it, or run where there is one.")
         settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
         policy = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
