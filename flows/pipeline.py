@@ -25,7 +25,7 @@ from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import describe_result
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.extension import grown
-from flowmill.tasks.runs.locks import executing, holding
+from flowmill.tasks.runs.locks import executing
 from flowmill.tasks.runs.opening import bind_run, mark_finished, open_run
 from flowmill.tasks.runs.state import note_state
 from flowmill.tasks.specs.graph import Node
@@ -73,7 +73,7 @@ def at_turn(
 
     Before, the other process may still change the length and the config of the run.
     """
-    with turn(run, request), holding(run.store, run.run.name):
+    with turn(run, request):
         yield begun()
 
 

@@ -160,19 +160,29 @@ def _at_work(client: SyncPrefectClient, names: Sequence[str]) -> list[UUID]:
 
 @contextlib.contextmanager
 def turn(context: RunContext, request: Request) -> Iterator[None]:
-    """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block."""
+    """Wait up to the requested time until no other process executes the run, and hold its lock and GPU slots inside the
+    block."""
     if (lasting := has_lasting_api()) and flow_run.id:
         note_flow_run(context, str(flow_run.id))
-    # Before the slots: a flow that waits for a run must not hold GPUs.
-    _await_turn(context, request.wait_minutes * 60)
-    if lasting:
-        end_lost(context)
-    if not request.gpu_slots:
-        yield
-        return
-    _require_slots(request.gpu_slots)
-    with concurrency(GPU_SLOTS, occupy=request.gpu_slots, strict=True):
-        yield
+    deadline = time.monotonic() + request.wait_minutes * 60
+    while True:
+        # Before the slots: a flow that waits for a run must not hold GPUs.
+        _await_turn(context, deadline - time.monotonic())
+        if lasting:
+            end_lost(context)
+        with contextlib.ExitStack() as stack:
+            if request.gpu_slots:
+                _require_slots(request.gpu_slots)
+                stack.enter_context(concurrency(GPU_SLOTS, occupy=request.gpu_slots, strict=True))
+            try:
+                stack.enter_context(holding(context.store, context.run.name))
+            except RunConflictError:
+                # Another one began while this one waited for slots.
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            yield
+            return
 
 
 def _require_slots(count: int) -> None:

@@ -31,7 +31,7 @@ from flowmill.tasks.execution.runners import make_runner
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import StageResult, describe_stage
 from flowmill.tasks.runs.extension import chosen_epoch, extend
-from flowmill.tasks.runs.locks import executing_stage, holding
+from flowmill.tasks.runs.locks import executing_stage
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.stage_selection import named_stages
 from flowmill.tasks.specs.graph import Node
@@ -262,7 +262,7 @@ def _stage_flow(name: str) -> Flow[..., Any]:
 
 def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
     run = open_run(request.root, request.run, reads=True)
-    with turn(run, request), holding(run.store, run.run.name):
+    with turn(run, request):
         # Another process may have changed the run's length in the meantime.
         run = open_run(request.root, request.run, reads=True)
         epoch = chosen_epoch(run, name, request.epoch)

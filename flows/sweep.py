@@ -91,6 +91,8 @@ def _evaluated_again(prompts: str, best: Outcome, request: PipelineRequest) -> O
             epoch=best.epoch,
             evaluation=FINAL,
             overrides=final_settings(config, prompts),
+            wait_minutes=request.wait_minutes,
+            gpu_slots=request.gpu_slots,
         )
     )
     return with_final(best, bind_run(config))

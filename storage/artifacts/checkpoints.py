@@ -69,20 +69,22 @@ def latest_checkpoint(
         name = company.gather((_committed(store, ref) or [""])[-1] if company.rank == 0 else "")[0]
         if not name:
             return None
-        folder = _fetched(store, f"{layout.checkpoints(ref)}/{name}")
+        folder = _fetched(store, ref, name)
         # Another run that trains the same policy may have removed it in the meantime.
         is_there = all(company.gather(folder is not None))
         if is_there and folder is not None:
             return int(name.partition("-")[0]), folder
 
 
-def _fetched(store: ArtifactStore, path: str) -> Path | None:
+def _fetched(store: ArtifactStore, ref: ArtifactRef, name: str) -> Path | None:
     """Return the local folder of a checkpoint; None if it was removed."""
+    path = f"{layout.checkpoints(ref)}/{name}"
     try:
         entries = _checked(store, path, deep=True)
         return {store.root.fetch(path, entry).parents[entry.name.count("/")] for entry in entries}.pop()
     except CorruptError:
-        if store.root.read(f"{path}.json") is None:
+        # Its record may be cached.
+        if name not in _committed(store, ref):
             return None
         raise
 
@@ -100,7 +102,7 @@ def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -
             _checked(store, path, deep=deep)
         except CorruptError as error:
             # Training may have removed the oldest one in the meantime.
-            if store.root.read(f"{path}.json") is not None:
+            if name in _committed(store, ref):
                 yield path, str(error)
 
 

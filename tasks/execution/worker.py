@@ -102,18 +102,21 @@ def run_share(run: StageRun, executor: Executor, ranks: Ranks, board: KeyValueSt
             # Another run may have committed it in the meantime: all ranks work on it, or none.
             is_due = run.is_due(shard)
             board.post(f"due/{shard.name}", json.dumps(is_due))
-            if is_due:
-                run.work_on(shard)()
-            _committed([shard.name])
+        else:
+            with ranks.pulse.waiting():
+                is_due = json.loads(board.read(f"due/{shard.name}"))
+        if not is_due:
+            run.forget(shard)
+        elif ranks.first:
+            run.work_on(shard)()
             board.post(f"committed/{shard.name}", "")
-            continue
-        with ranks.pulse.waiting():
-            is_due = json.loads(board.read(f"due/{shard.name}"))
-        if is_due:
+        else:
             run.join_shard(shard)
-        with ranks.pulse.waiting():
-            board.read(f"committed/{shard.name}")
-        run.joined(shard)
+            with ranks.pulse.waiting():
+                board.read(f"committed/{shard.name}")
+            run.joined(shard)
+        if ranks.first:
+            _committed([shard.name])
 
 
 def _committed(names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import nan
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
@@ -57,7 +58,7 @@ def evaluation_figures(chain: Chain, epoch: int) -> Figures:
     config = chain.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
     entries = {slot: chain.find(epoch, "judge", slot) for slot in slots}
-    return _by_split(chain.store, {slot: entry.ref for slot, entry in entries.items() if entry is not None})
+    return _by_split(chain, {slot: entry.ref for slot, entry in entries.items() if entry is not None})
 
 
 def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactRef]]:
@@ -72,7 +73,7 @@ def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactR
 
 def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
     """Return the scores of an additional evaluation."""
-    return _by_split(chain.store, named_evaluations(chain).get((epoch, name), {}))
+    return _by_split(chain, named_evaluations(chain).get((epoch, name), {}))
 
 
 def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None = None) -> dict[str, float]:
@@ -120,8 +121,31 @@ def rollout_reward(chain: Chain, epoch: int) -> float | None:
     """Return the same of an epoch's rollout; None before all its scores, and if ``weighted_rewards`` has none."""
     entries = {section.slot: chain.find(epoch, "score", section.slot) for section in chain.config.rewards}
     manifests = {slot: entry and chain.store.manifest(entry.ref) for slot, entry in entries.items()}
-    scores = {slot: dict(manifest.summary) for slot, manifest in manifests.items() if manifest}
-    return weighted_rewards(chain.config, {"": scores}).get("") if len(scores) == len(entries) else None
+    if not all(manifests.values()):
+        return None
+    every = {section.slot: section for section in chain.config.rewards}
+    scores = {
+        slot: _with_coverage(chain.store, entry.ref, {"": manifest.summary}, every[slot])[""]
+        for (slot, manifest), entry in zip(manifests.items(), entries.values(), strict=True)
+        if manifest and entry
+    }
+    # A reward whose sources the epoch draws no prompt of has no figures.
+    return weighted_rewards(chain.config, {"": {slot: each for slot, each in scores.items() if each}}).get("")
+
+
+def _with_coverage(
+    store: ArtifactStore, ref: ArtifactRef, summary: Mapping[str, Any], section: RewardSection
+) -> dict[str, dict[str, float]]:
+    """Return the figures of a rewards artifact by prompt list, '' for a rollout, with those of coverage, which earlier
+    versions did not record."""
+    if not section.sources or any("coverage" in values for values in summary.values()):
+        return {split: dict(values) for split, values in summary.items()}
+    from flowmill.tasks.metrics.scores import mean_figures
+
+    parts: dict[str, list[tuple[int, Mapping[str, Any]]]] = {split: [] for split in summary}
+    for record in store.shards(ref):
+        parts["" if "" in parts else split_of(record.shard)].append((record.rows, record.summary))
+    return {split: mean_figures(each) for split, each in parts.items()}
 
 
 def section_bounds(section: RewardSection) -> tuple[float, float]:
@@ -175,12 +199,15 @@ def finished_evaluations(chain: Chain) -> list[int]:
     return [epoch for epoch in reached if all(chain.find(*node) for node in chain.plan.evaluation(epoch))]
 
 
-def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figures:
+def _by_split(chain: Chain, rewards: Mapping[str, ArtifactRef]) -> Figures:
     figures: Figures = {}
+    sections = {section.slot: section for section in (*chain.config.rewards, *chain.config.evaluate.judges)}
     for slot, ref in rewards.items():
-        manifest = store.manifest(ref)
-        # Train first.
+        manifest = chain.store.manifest(ref)
         summary = {} if manifest is None else manifest.summary
+        if summary and slot in sections:
+            summary = _with_coverage(chain.store, ref, summary, sections[slot])
+        # Train first.
         for split, values in sorted(summary.items(), key=lambda item: item[0] != "train"):
             if values:
                 figures.setdefault(split, {})[slot] = dict(values)

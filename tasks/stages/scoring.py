@@ -42,7 +42,7 @@ class Scoring(Stage):
 
     def _reward_options(self) -> dict[str, Any]:
         # Of a clip of one frame, only the choice of the whole clip makes a difference.
-        chosen = self.config.model.frames > 1 or self.section.frames != 1
+        chosen = self.config.model.frames > 1 or self.section.frames == "clip"
         clips = {"frames": self.section.frames} if chosen else {}
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
         new = {"turn": self.turn} if self.earlier else {}

@@ -106,8 +106,7 @@ class StageRun:
         with self.named(shard):
             committed = self.store.record(self.ref, shard.name)
         if committed is not None:
-            # Another process may have committed other bytes.
-            self.stage.context.recent.forget(self.ref, shard.name)
+            self.forget(shard)
             return lambda: committed
         return self.work_on(shard)
 
@@ -115,6 +114,10 @@ class StageRun:
         """Return whether a shard is not committed."""
         with self.named(shard):
             return self.store.record(self.ref, shard.name) is None
+
+    def forget(self, shard: Shard) -> None:
+        """Forget what this process computed for a shard: another one may have committed other bytes."""
+        self.stage.context.recent.forget(self.ref, shard.name)
 
     def work_on(self, shard: Shard) -> Callable[[], ShardRecord]:
         """Run a shard; return the function that commits it, on any thread."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -86,6 +86,28 @@ def test_no_other_process_works_on_a_run_during_a_stage(context: RunContext, mon
         stages._run_stage("rollout", request)
     assert locked == [True]
     assert not context.store.root.locked(context.run.lock_path)
+
+
+def test_a_flow_waits_again_for_a_run_that_began_while_it_waited_for_gpus(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[threading.Thread] = []
+
+    @contextmanager
+    def slots(*values: Any, **options: Any) -> Iterator[None]:
+        if not begun:
+            begun.append(busy(context, 0.5))
+        yield
+
+    monkeypatch.setattr(scheduled_runs, "_require_slots", lambda count: None)
+    monkeypatch.setattr(scheduled_runs, "concurrency", slots)
+    with turn(context, asked(wait_minutes=1, gpu_slots=1)):
+        assert not begun[0].is_alive()
+        assert context.store.root.locked(context.run.lock_path)
+    begun.clear()
+    with pytest.raises(RunConflictError), turn(context, asked(gpu_slots=1)):
+        pass
+    begun[0].join()
 
 
 def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> None:

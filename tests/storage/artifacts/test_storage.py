@@ -426,11 +426,11 @@ def test_ranks_go_on_from_one_checkpoint_whatever_others_commit_and_remove(
     fetched, values, barrier = checkpoints._fetched, [None, None], threading.Barrier(2)
     found: dict[int, Any] = {}
 
-    def interrupted(store: ArtifactStore, path: str) -> Path | None:
+    def interrupted(store: ArtifactStore, ref: ArtifactRef, name: str) -> Path | None:
         # Another process commits others, and removes this one, before the late rank reads it.
-        if threading.current_thread().name == str(late) and path.split("/")[-1].startswith("000001"):
+        if threading.current_thread().name == str(late) and name.startswith("000001"):
             commit(2, 3)
-        return fetched(store, path)
+        return fetched(store, ref, name)
 
     monkeypatch.setattr(checkpoints, "_fetched", interrupted)
 

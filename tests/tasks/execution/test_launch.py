@@ -482,13 +482,14 @@ def test_a_shard_that_another_run_commits_first_no_rank_works_on(
     run = StageRun(make_stage(context, "optimize", 1))
     monkeypatch.setattr(run, "pending", lambda: [Shard("policy")])
     monkeypatch.setattr(run, "work_on", lambda shard: pytest.fail("rank 0 works alone"))
-    monkeypatch.setattr(run, "join_shard", lambda shard: pytest.fail("rank 1 works alone"))
+    for name in ("join_shard", "joined"):
+        monkeypatch.setattr(run, name, lambda shard: pytest.fail("rank 1 has trained nothing"))
     board = KeyValueStore(HashStore())
     if rank:
-        for key, text in (("shards", '[["policy"]]'), ("due/policy", "false"), ("committed/policy", "")):
+        for key, text in (("shards", '[["policy"]]'), ("due/policy", "false")):
             board.post(key, text)
     run_share(run, ProcessExecutor(session_of(context)), Ranks(rank, 2), board)
-    assert (board.read("due/policy"), board.read("committed/policy")) == ("false", "")
+    assert board.read("due/policy") == "false"
 
 
 class Silent(KeyValueStore):

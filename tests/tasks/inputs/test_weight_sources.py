@@ -17,12 +17,14 @@ from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import try_rewards
 from flowmill.tasks.inputs.prompts import SOURCE
 from flowmill.tasks.inputs.source_prompts import source_prompts
-from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
+from flowmill.tasks.metrics.evaluations import evaluation_figures, rollout_reward, weighted_reward
+from flowmill.tasks.metrics.scores import mean_figures
 from flowmill.tasks.metrics.tracked import epoch_content
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report.headline import evaluated
 from flowmill.tasks.runs.seeds import mixed_prompts, most_of_each
 from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages import judge, score
 from tests.conftest import FlowmillCommand
 from tests.support.inside import Make, evaluate, make_stage, prepare, run_epoch, updates_of
 
@@ -116,6 +118,27 @@ def test_figures_are_told_by_source(mixed: Make) -> None:
     score = context.chain.find(1, "score", "bright")
     assert score is not None
     assert {"mean", "digits_mean"} <= set(context.store.require(score.ref).summary)
+
+
+def test_the_weighted_reward_of_runs_of_earlier_versions_and_of_epochs_without_a_source(
+    mixed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_coverage(parts: Any) -> dict[str, float]:
+        return {name: value for name, value in mean_figures(parts).items() if name != "coverage"}
+
+    for module in (judge, score):
+        monkeypatch.setattr(module, "mean_figures", without_coverage)
+    context = prepare(mixed("rollout.prompts_per_epoch=2", "evaluate.samples=5"))
+    sources = []
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+        sources.append(set(sources_of(context, epoch)))
+        advantage = context.store.require(context.chain.require(epoch, "advantage").ref).summary
+        assert rollout_reward(context.chain, epoch) == pytest.approx(advantage["reward_mean"])
+    assert {"digits"} in sources, "an epoch without colors"
+    evaluate(context, 0)
+    figures = evaluation_figures(context.chain, 0)
+    assert (figures["heldout"]["digits"]["coverage"], figures["heldout"]["jpeg"]["coverage"]) == (0.6, 0.4)
 
 
 def test_another_mixture_is_other_rollouts_and_other_files_of_the_same_prompts_are_not(
