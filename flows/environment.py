@@ -1,4 +1,4 @@
-"""Environment variables of commands, and the default store."""
+"""Environment variables of commands, and their stores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from flowmill.configs.errors import ConfigError, StoreError
 from flowmill.configs.library_settings import set_library_settings
 from flowmill.configs.override_quoting import text_override
+from flowmill.configs.roots import default_root
 from flowmill.configs.suggestions import near_path
 from flowmill.storage.layout import RUNS, STAGING
 
@@ -38,13 +39,6 @@ def _check_proxies() -> None:
 def wants_traceback() -> bool:
     """Return whether FLOWMILL_TRACEBACK asks for tracebacks of errors."""
     return os.environ.get("FLOWMILL_TRACEBACK", "") not in ("", "0")
-
-
-def default_root(root: str | Path | None) -> str:
-    """Return the requested root, else FLOWMILL_ROOT, else the default folder."""
-    if root == "":
-        raise ConfigError("The root of the store is empty: it names nothing. Leave it out, or give a folder or URI.")
-    return str(root or "") or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
 def chosen_root(root: str | Path | None) -> str | None:

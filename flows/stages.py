@@ -261,7 +261,8 @@ def _stage_flow(name: str) -> Flow[..., Any]:
 
 
 def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
-    run = open_run(request.root, request.run, reads=True)
+    # The lock needs the store's settings.
+    run = open_run(request.root, request.run, overrides=request.overrides, reads=True)
     with turn(run, request):
         # Another process may have changed the run's length in the meantime.
         run = open_run(request.root, request.run, reads=True)

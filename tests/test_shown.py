@@ -508,6 +508,42 @@ def test_the_search_for_unquoted_commands_finds_them(tmp_path: Path, monkeypatch
     assert [line.split(":")[1] for line in pasted(tmp_path / "a.py")] == ["1", "2", "3"]
 
 
+def elsewhere(path: Path) -> list[str]:
+    """Return the functions of a file that make a command for a run or a store, and do not say in which store."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and any(_reads_a_store(each) for each in ast.walk(node)):
+            text = ast.unparse(node)
+            if not any(way in text for way in ("root_option(", "'--root'", "self.arguments()")):
+                found.append(f"{path.relative_to(ROOT)}: {node.name}")
+    return found
+
+
+def _reads_a_store(node: ast.AST) -> bool:
+    words = node.args if isinstance(node, ast.Call) and ast.unparse(node.func) == "command" else []
+    named = [each.value for each in words if isinstance(each, ast.Constant)]
+    # A run that is begun is where its config says, and presets are in no store.
+    return named[:1] == ["flowmill"] and named[1:] not in ([], ["run"], ["init"], ["presets"])
+
+
+def test_a_command_for_a_run_names_its_store() -> None:
+    assert [line for path in SOURCES for line in elsewhere(path)] == []
+
+
+def test_the_search_for_commands_without_their_store_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.test_shown.ROOT", tmp_path)
+    calls = (
+        "command('flowmill', 'track', name)",
+        "command('flowmill', 'run', 'CONFIG', '--name', name)",
+        "command('flowmill', 'track', name, *root_option(root))",
+        "command('flowmill', 'run', config)",
+    )
+    (tmp_path / "a.py").write_text("".join(f"def f{n}():\n    {call}\n" for n, call in enumerate(calls)))
+    assert elsewhere(tmp_path / "a.py") == ["a.py: f0", "a.py: f1"]
+
+
 def test_what_init_and_requests_print_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / 'my $models\' \t"x"'
     printed = CliRunner().invoke(app, ["init", "tiny_sd3", "--to", str(folder)]).output.splitlines()

@@ -15,11 +15,11 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line; an expected error is one message on standard error and exit code 1, without traceback."""
-    prepare_environment()
     collect_rarely()
     # Custom rewards and models are imported from the working directory, last in the path.
     user_folder_last()
     with report_errors():
+        prepare_environment()
         refuse_empty(sys.argv[1:])
         refuse_bare_settings(sys.argv[1:])
         app(prog_name="flowmill")

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from flowmill.configs.errors import ConfigError, PublishError
+from flowmill.configs.roots import default_root
 from flowmill.flows.cli.best import chosen_epoch
 from flowmill.flows.cli.options import Root
 from flowmill.flows.console import console
-from flowmill.flows.environment import default_root
 from flowmill.flows.requests import PublishRequest
 
 

@@ -40,24 +40,22 @@ def stage_command(
 
 
 def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: bool) -> None:
-    from flowmill.storage.artifacts.commit import ArtifactStore
     from flowmill.tasks.runs.locks import refuse_while_executing
+    from flowmill.tasks.runs.opening import open_run
 
     if downstream and request.overrides:
         raise ConfigError(
             "--downstream follows the run's own settings, but --set gives this stage others, so nothing of the run "
             "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
         )
-    store = ArtifactStore(request.root)
+    settings = open_run(request.root, request.run, overrides=request.overrides, reads=True)
     # Before heavy imports; a scheduled flow waits instead.
-    refuse_while_executing(store, request.run)
+    refuse_while_executing(settings.store, request.run)
     from flowmill.flows.progress import display
     from flowmill.flows.server import local_api
     from flowmill.tasks.checks.names import check_names
     from flowmill.tasks.runs.extension import chosen_epoch
-    from flowmill.tasks.runs.opening import open_run
 
-    settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
     # One stage may need none of the files that the run's options name.
     check_names(settings.config, overrides=request.overrides, later=True)
     epoch = chosen_epoch(settings, name, request.epoch)
@@ -69,7 +67,7 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
         for result in run_flow(FLOWS[name], api, request):
             console.print(str(result))
         separate = bool(request.overrides or request.evaluation)
-        due = [] if separate else _due(store, request.run, epoch, name)
+        due = [] if separate else _due(settings.store, request.run, epoch, name)
         if not quiet:
             _print_due(due, separate=separate, downstream=downstream)
         if due and downstream:

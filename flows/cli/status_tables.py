@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowmill.configs.escaping import command
+from flowmill.configs.roots import root_option
 from flowmill.flows.cli.filters import EntryFilter, ranges, span
 from flowmill.flows.console import console, print_table
 from flowmill.tasks.runs.staleness import Freshness
@@ -50,7 +51,7 @@ def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
         console.print(f"stale: {label}: {'; '.join(stage['causes'])}")
     if stale:
-        why = command("flowmill", "status", run["run"], "--why", "STAGE@EPOCH")
+        why = command("flowmill", "status", run["run"], "--why", "STAGE@EPOCH", *root_option(run["root"]))
         console.print(
             f"{stale} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config computes them again."
         )

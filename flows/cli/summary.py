@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -11,7 +10,7 @@ from rich.table import Table
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command, quoted
 from flowmill.configs.human_units import duration
-from flowmill.configs.schema import RunConfig
+from flowmill.configs.roots import root_option, short_place
 from flowmill.flows.cli.status_tables import change
 from flowmill.flows.console import console, print_table
 from flowmill.tasks.metrics.best import best_of
@@ -27,7 +26,7 @@ def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool
     judges = ", ".join(section.slot for section in context.config.evaluate.judges)
     if judges:
         console.print(f"{judges}: only scored, never optimized")
-    _print_best(context.config, result)
+    _print_best(context, result)
     _print_time(context.ledger)
     _print_places(context, result)
 
@@ -50,15 +49,16 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
         console.print(f"warning: {warning}", style="yellow")
 
 
-def _print_best(config: RunConfig, result: Mapping[str, Any]) -> None:
-    best = best_of(config, {int(epoch): figures for epoch, figures in result["evaluations"].items()})
+def _print_best(context: RunContext, result: Mapping[str, Any]) -> None:
+    best = best_of(context.config, {int(epoch): figures for epoch, figures in result["evaluations"].items()})
     last = max(map(int, result["evaluations"]))
     if best is None or best.count < 3:
         return
     if best.epoch in (0, last):
         console.print(f"best epoch: {best.epoch}, {'before training' if best.epoch == 0 else 'the last'} ({best})")
     else:
-        export = command("flowmill", "export", f"{result['run']}@best", "--to", "DIR")
+        root = root_option(context.store.root.uri)
+        export = command("flowmill", "export", f"{result['run']}@best", "--to", "DIR", *root)
         console.print(f"best epoch: {best.epoch} ({best}); the last is {last}. To copy its model: {export}")
 
 
@@ -84,19 +84,14 @@ def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
         # Results of runs from versions without texts lack the key.
         for split, path in result.get(label, {}).items():
             place = f"{root}/{path}"
-            console.print(f"{label} ({split}): {quoted(_short(place))}")
+            console.print(f"{label} ({split}): {quoted(short_place(place))}")
     if result["export"] is not None:
         place = f"{root}/{result['export']}"
-        console.print(f"exported model: {quoted(_short(place))}")
+        console.print(f"exported model: {quoted(short_place(place))}")
     note = context.run.newest("tracking")
     if note is not None:
         uri = tracking_uri(root, context.config.tracking.uri)
         console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}")
-        console.print(f"see it: {command('flowmill', 'ui', '--root', _short(root))}")
-
-
-def _short(place: str) -> str:
-    """Return a path inside the working directory as a relative path, and any other location unchanged."""
-    path = Path(place)
-    inside = "://" not in place and path.is_relative_to(Path.cwd())
-    return str(path.relative_to(Path.cwd())) if inside else place
+        # It serves the store's own database alone.
+        if uri == tracking_uri(root, None):
+            console.print(f"see it: {command('flowmill', 'ui', *root_option(root))}")

@@ -63,7 +63,7 @@ def sweep_command(
         outcomes, report = run_flow(sweep, api, request)
     _print(request.name, outcomes)
     _print_over_seeds(over_seeds(outcomes))
-    note = selection_note(outcomes, prompts=request.final, root=request.root)
+    note = selection_note(outcomes, prompts=request.final, root=config.store.root)
     if note:
         console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
     from flowmill.tasks.reports.report import save_report

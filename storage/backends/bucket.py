@@ -254,7 +254,8 @@ class Bucket:
             raise StoreError(
                 f"'{self.uri}': this S3 server ignores 'If-None-Match', so two writers would silently overwrite each "
                 "other's commits. Use a server (or an unversioned bucket) with conditional writes, or, if only one "
-                "process ever writes here, set store.single_writer=true."
+                "process ever writes here, set store.single_writer=true in the config, which the run's other commands "
+                "follow, and FLOWMILL_SINGLE_WRITER=1 for 'flowmill store'."
             )
 
     def _probe(self) -> bool:

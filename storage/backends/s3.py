@@ -43,7 +43,8 @@ class S3Backend:
     def __init__(self, path: str, section: StoreSection) -> None:
         self._bucket = Bucket(path)
         self.uri = self._bucket.uri
-        self._single_writer = section.single_writer
+        # Commands without a config have the variable alone.
+        self._single_writer = section.single_writer or os.environ.get("FLOWMILL_SINGLE_WRITER", "") not in ("", "0")
         top = Path(section.cache).expanduser() if section.cache else user_cache()
         name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
         self._cache = Cache(top / name, section.cache_size)

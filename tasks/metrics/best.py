@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command
+from flowmill.configs.roots import root_option
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import Figures, weighted_rewards
 
@@ -49,7 +50,7 @@ def best_epoch(context: RunContext) -> Best:
 
     best, name = best_of(context.config, RunView(context).evaluations), context.run.name
     if best is None:
-        evaluate = command("flowmill", "run", "CONFIG", "--name", name)
+        evaluate = command("flowmill", "run", "CONFIG", "--name", name, *root_option(context.store.root.uri))
         raise NotCommittedError(
             f"'{name}@best' has the best score of the run's evaluations, and run '{name}' has no evaluation that is up "
             f"to date. Name an epoch, {name}@EPOCH, or complete the run, which evaluates it: {evaluate}"

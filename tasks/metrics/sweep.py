@@ -21,6 +21,7 @@ from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.overrides import read_yaml, with_resolved_paths
+from flowmill.configs.roots import root_option
 from flowmill.configs.schema import RunConfig
 from flowmill.tasks.metrics.evaluations import (
     evaluated_epochs,
@@ -208,7 +209,7 @@ def scored_on(outcomes: Iterable[Outcome]) -> str:
     return " and ".join(dict.fromkeys(names[each.split] for each in outcomes if each.reward is not None))
 
 
-def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str | None) -> str:
+def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str) -> str:
     """Return a note on the selection bias of the best of several outcomes; '' if fewer than two have a reward."""
     scored = [each for each in outcomes if each.reward is not None]
     if len(scored) < 2:
@@ -221,7 +222,7 @@ def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: st
     if best.final and prompts is not None:
         figures = ", ".join(f"{figure} {value:.4g}" for figure, value in best.final.items())
         return f"{note} On {prompts}, which chose nothing, {best.variant.name} has {figures}."
-    which = ["--run", best.variant.name, "--epoch", str(best.epoch), *(("--root", root) if root else ())]
+    which = ["--run", best.variant.name, "--epoch", str(best.epoch), *root_option(root)]
     stage = command("flowmill", "stage", "evaluate", *which, "--name", FINAL, "--set", "prompts.heldout=FILE")
     return f"{note} For a figure to report, evaluate it on prompts that chose nothing: --final FILE, or {stage}"
 

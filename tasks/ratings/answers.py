@@ -15,6 +15,7 @@ from pydantic import Field
 from flowmill.configs.errors import StoreError
 from flowmill.configs.escaping import command, quoted
 from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.roots import root_option
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checksummed_json import seal
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -216,10 +217,8 @@ def no_answers(run: RunFolder, question: str) -> str:
     named = ", ".join(f"--question {quoted(each)}" if each else "the usual one" for each in others)
     elsewhere = f" It has answers to other questions: {named}." if others else ""
     to = f" to the question {quoted(question)}" if question else ""
-    return (
-        f"Run '{run.name}' has no answers of raters{to} yet. '{command('flowmill', 'rate', run.name)}' asks for them."
-        f"{elsewhere}"
-    )
+    how = command("flowmill", "rate", run.name, *root_option(run.store.root.uri))
+    return f"Run '{run.name}' has no answers of raters{to} yet. '{how}' asks for them.{elsewhere}"
 
 
 def comparisons_of(answers: Iterable[RatingAnswer]) -> list[RatingAnswer]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.roots import root_option
 from flowmill.storage.artifacts.lineage import LineageEntry
 from flowmill.storage.artifacts.records import same_content
 from flowmill.storage.layout import ArtifactRef
@@ -107,16 +108,16 @@ class Chain:
 
     def _missing(self, epoch: int, stage: str, slot: str) -> str:
         """Return the message that a stage has not run, with the command that runs it or an epoch that has it."""
-        name, done = self.run.name, self.trained()
+        name, done, root = self.run.name, self.trained(), root_option(self.store.root.uri)
         label = f"{stage} of '{slot}'" if slot else stage
         lacks = f"Run '{name}' has no {label} for epoch {epoch}"
         # A stage of an epoch reads the policy of the epoch before.
         if epoch > done + (STAGES[stage].scope == "epoch"):
-            more = command("flowmill", "run", "CONFIG", "--name", name, "--set", f"run.epochs={epoch}")
+            more = command("flowmill", "run", "CONFIG", "--name", name, "--set", f"run.epochs={epoch}", *root)
             reached = f"{done} of its {self.config.run.epochs} epochs are trained"
             others = f"Name an epoch up to {done}, or train" if done else "Train"
             return f"{lacks}: {reached}. {others} it further: {more}"
-        how = command("flowmill", "stage", stage, "--run", name, *(["--epoch", epoch] if epoch else []))
+        how = command("flowmill", "stage", stage, "--run", name, *(["--epoch", epoch] if epoch else []), *root)
         state = " with these settings" if self.run.entries_of(epoch, stage, slot) else ""
         return f"{lacks}{state} yet. Run '{how}' first."
 

@@ -16,7 +16,7 @@ from flowmill.configs.import_paths import import_from
 from flowmill.configs.load import asks_for, differences, flatten, override_config, parse_config
 from flowmill.configs.model import ModelSection
 from flowmill.configs.override_quoting import text_override
-from flowmill.configs.schema import RunConfig
+from flowmill.configs.schema import RunConfig, StoreSection
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -37,6 +37,8 @@ from flowmill.tasks.specs.graph import HELD_OUT, RENDERER
 
 _CUT = "rollout.groups_per_shard"
 _ALGORITHM = "optimize.algorithm.name"
+#: Settings of a store wherever it is.
+_OF_STORE = frozenset(StoreSection.model_fields) - {"root", "cache"}
 #: Records that each start of a run writes, by the name below its folder.
 _STARTED = frozenset({"run.json", "configs", "needs", "states", "tracking"})
 
@@ -149,7 +151,10 @@ def open_run(
     # This machine, not the record, determines the locations of the store and its copies.
     written = require_run(ArtifactStore(root), name)
     record = written.config() or {}
-    stored = parse_config({key: value for key, value in record.items() if key != "store"}, where=f"run '{name}'")
+    section = record.get("store", {})
+    if isinstance(section, Mapping):
+        section = {key: value for key, value in section.items() if key in _OF_STORE}
+    stored = parse_config({**record, "store": section}, where=f"run '{name}'")
     if reads:
         stored = knowing_needs(stored, written, trusted=trusted)
     config = override_config(stored, [text_override("store.root", root), *overrides])
@@ -222,8 +227,9 @@ def note_moves(context: RunContext) -> None:
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
-    """Return a config for the run's record: without the location of the store, so that a store can be moved."""
-    return config.model_dump(mode="json", exclude={"store"})
+    """Return a config for the run's record: without the locations of the store, so that a store can be moved."""
+    store = config.store.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True)
+    return config.model_dump(mode="json", exclude={"store"}) | ({"store": store} if store else {})
 
 
 def _record(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:

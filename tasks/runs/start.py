@@ -11,6 +11,7 @@ from typing import Any
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import command
 from flowmill.configs.load import parse_config
+from flowmill.configs.roots import root_option
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -34,7 +35,7 @@ def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
         raise ConfigError(
             f"model.start: run '{name}' has no policy after epoch {epoch}; its last is that after epoch "
             f"{source.trained()}. Name another epoch, or train it further: "
-            f"{command('flowmill', 'run', 'CONFIG', '--name', name)}"
+            f"{command('flowmill', 'run', 'CONFIG', '--name', name, *root_option(store.root.uri))}"
         )
     base = source.require(0, "base").ref
     # The commit of a hub id is compared when the base model is there, by the stage ``policy``.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError
 from flowmill.configs.escaping import command
+from flowmill.configs.roots import root_option
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.storage.trajectories.tables import read_rows, write_rows
@@ -195,7 +196,8 @@ class EpochAdvantages:
 
     @property
     def _scoring(self) -> str:
-        return command("flowmill", "stage", "score", "--run", self.config.run.name, "--epoch", self.epoch, "--force")
+        which = ["--run", self.config.run.name, "--epoch", self.epoch, *root_option(self.context.store.root.uri)]
+        return command("flowmill", "stage", "score", *which, "--force")
 
     def _checked(self, distances: Tensor) -> Tensor:
         """Return the scores that weigh advantages."""

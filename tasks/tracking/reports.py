@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowmill.configs.errors import TrackingError
 from flowmill.configs.escaping import command
+from flowmill.configs.roots import root_option
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.locations import REPORT, tracking_uri
 from flowmill.tasks.tracking.tracker import SERIES
@@ -16,7 +17,7 @@ def log_report(context: RunContext, html: str) -> str:
     uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
     note = context.run.newest(SERIES)
     if note is None:
-        how = command("flowmill", "track", context.run.name)
+        how = command("flowmill", "track", context.run.name, *root_option(context.store.root.uri))
         raise TrackingError(f"Run '{context.run.name}' is not in MLflow yet. Log it: {how}")
     with reaching(uri, "The report"):
         client = open_client(context.store.root.uri, context.config.tracking.uri)

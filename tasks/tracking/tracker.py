@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import hash_text
+from flowmill.configs.roots import root_option
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.alerts import TAG, alert_tag
@@ -126,12 +127,15 @@ class Tracker:
             self._jobs.put(lambda: self._register(export, content))
 
     def url(self, timeout: float = 60.0) -> str | None:
-        """Return the run's address in the MLflow UI: a URL for a server, a path below the UI otherwise."""
+        """Return the run's address in the MLflow UI: a URL for a server, a path below the UI of the store's own
+        database; None for another database, which 'flowmill ui' does not serve."""
         if not self._started.wait(timeout) or self.run_id is None:
             return None
         # Without the last part MLflow may open in the view of language model applications.
         path = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}?workflowType=machine_learning"
-        return f"{self.uri.rstrip('/')}{path}" if self.uri.startswith("http") else path
+        if self.uri.startswith("http"):
+            return f"{self.uri.rstrip('/')}{path}"
+        return path if self.uri == tracking_uri(self.context.store.root.uri, None) else None
 
     def close(self, status: str) -> str | None:
         """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
@@ -151,7 +155,7 @@ class Tracker:
                 job()
             except BaseException as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
                 self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
-                how = command("flowmill", "track", self.context.run.name)
+                how = command("flowmill", "track", self.context.run.name, *root_option(self.context.store.root.uri))
                 self.context.reporter.message(
                     f"MLflow at {self.uri} failed ({self.failure}). The run continues; '{how}' or the next "
                     "'flowmill run' logs the missing data."

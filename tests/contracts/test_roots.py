@@ -522,3 +522,5 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
         assert single.create("record", b"1")
         assert not single.create("record", b"2")
         assert single.read("record") == b"1"
+        monkeypatch.setenv("FLOWMILL_SINGLE_WRITER", "1")
+        assert open_backend(section).create("other", b"1"), "what has no config"

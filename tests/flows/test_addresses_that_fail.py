@@ -14,9 +14,10 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flowmill.configs.errors import ConfigError, FlowmillError, StoreError
+from flowmill.configs.roots import default_root
 from flowmill.configs.schema import StoreSection
 from flowmill.flows.cli.error_reporting import refuse_empty
-from flowmill.flows.environment import as_overrides, default_root, existing_root
+from flowmill.flows.environment import as_overrides, existing_root
 from flowmill.flows.run_in_process import on_server
 from flowmill.flows.server import local_api
 from flowmill.storage.backends import open_backend

@@ -65,6 +65,15 @@ def test_a_proxy_that_no_client_can_use_is_one_message(
         prepare_environment()
 
 
+def test_a_command_says_so_without_traceback(monkeypatch: pytest.MonkeyPatch, no_proxies: None) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", UNUSABLE[0])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    line = [sys.executable, "-m", "flowmill.flows.cli", "presets"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("flowmill: A proxy of the environment cannot be used: ")
+
+
 def test_without_a_proxy_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*PROXIES, "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

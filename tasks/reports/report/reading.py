@@ -13,6 +13,7 @@ import yaml
 from flowmill.configs.escaping import command
 from flowmill.configs.load import asks_for
 from flowmill.configs.paths import portable
+from flowmill.configs.roots import root_option
 from flowmill.tasks.metrics.alerts import alerts
 from flowmill.tasks.metrics.evaluations import weighted_bounds, weighted_rewards
 from flowmill.tasks.metrics.speed import epoch_speeds, in_words
@@ -41,7 +42,7 @@ def read_run(context: RunContext) -> RunReport:
     first, final = (weighted_rewards(config, each) for each in figures)
     paired, changed = pairs(view, last, before, after)
     exported, lineage = view.chain.find(config.run.epochs, "export"), view.lineage().to_pylist()
-    values = portable(config.model_dump(mode="json"))
+    values, root = portable(config.model_dump(mode="json")), portable(root_option(context.store.root.uri))
     return RunReport(
         name=context.run.name,
         epochs=(trained[-1] if trained else 0, config.run.epochs),
@@ -50,7 +51,7 @@ def read_run(context: RunContext) -> RunReport:
         headline=headline(first, final, before.values(), after.values(), weighted_bounds(config)) if last else None,
         export=(
             exported.artifact if exported is not None else "",
-            command("flowmill", "export", context.run.name, "--to", f"{context.run.name}-model"),
+            command("flowmill", "export", context.run.name, "--to", f"{context.run.name}-model", *root),
         ),
         warnings=[alert.text for alert in alerts(view.chain)],
         curves=_curves(view),

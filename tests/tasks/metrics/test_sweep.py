@@ -169,14 +169,14 @@ def test_the_best_of_several_is_said_to_be_chosen_by_its_own_scores() -> None:
     assert said.startswith("The best of 2 was chosen by its scores on the held-out prompts")
     assert "flowmill stage evaluate --run s-seed-0 --epoch 4 --root 'a store' --name final" in said
     trained = [replace(each, split="train") for each in found]
-    assert "scores on the train prompts that" in selection_note(trained, prompts=None, root=None)
-    mixed = selection_note([found[0], trained[1]], prompts=None, root=None)
+    assert "scores on the train prompts that" in selection_note(trained, prompts=None, root="a store")
+    mixed = selection_note([found[0], trained[1]], prompts=None, root="a store")
     assert "scores on the held-out prompts and train prompts that" in mixed
     best = replace(found[0], final={"digits mean": 0.61})
-    said = selection_note([best, found[1]], prompts="final.txt", root=None)
+    said = selection_note([best, found[1]], prompts="final.txt", root="a store")
     assert said.endswith("On final.txt, which chose nothing, s-seed-0 has digits mean 0.61.")
-    assert selection_note(found[:1], prompts=None, root=None) == ""
-    assert selection_note([found[0], replace(found[1], reward=None)], prompts=None, root=None) == ""
+    assert selection_note(found[:1], prompts=None, root="a store") == ""
+    assert selection_note([found[0], replace(found[1], reward=None)], prompts=None, root="a store") == ""
 
 
 @pytest.mark.parametrize(("heldout", "split"), [([], "heldout"), (["prompts.heldout=null"], "train")])

@@ -247,7 +247,7 @@ def test_what_cannot_be_compared_is_a_message(context: RunContext) -> None:
     with pytest.raises(StoreError, match="no rollout for epoch 2 yet"):
         groups_of(sources_of(context, None, 2, evaluation=False, scorer=None), 0)
     for asking in (lambda: commit_preferences(context.run), lambda: rating_report(context)):
-        with pytest.raises(StoreError, match=r"has no answers of raters yet. 'flowmill rate small'"):
+        with pytest.raises(StoreError, match=r"has no answers of raters yet. 'flowmill rate small --root "):
             asking()
     other = open_run(context.store.root.uri, "other", reads=True)
     with pytest.raises(StoreError, match="Run 'other' has 1 evaluations with samples to compare"):

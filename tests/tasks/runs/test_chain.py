@@ -83,7 +83,7 @@ def test_what_is_required_of_an_epoch_beyond_the_last_is_refused_with_the_epochs
     run_epoch(context, 1)
     said = (
         r"'small' has no {} for epoch {}: 1 of its 2 epochs are trained\. Name an epoch up to 1, or .* --name small "
-        r"--set run.epochs={}$"
+        r"--set run.epochs={} --root [^ ]+$"
     )
     for stage, epoch in (("rollout", 3), ("optimize", 9), ("export", 2), ("export", 3), ("evaluate", 9)):
         with pytest.raises(NotCommittedError, match=said.format(stage, epoch, epoch)):

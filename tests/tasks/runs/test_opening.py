@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowmill.configs.errors import ConfigError, RunConflictError
-from flowmill.configs.schema import RunConfig
+from flowmill.configs.schema import RunConfig, StoreSection
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.quarantine import quarantine
 from flowmill.storage.maintenance.verify import find_problems
@@ -51,6 +51,17 @@ def test_a_start_writes_a_record_again_that_is_lost_with_its_copy(make_config: C
     note_state(again, "done")
     assert problems(root) == []
     assert finished_result(again) == {}
+
+
+def test_a_run_is_opened_with_the_settings_of_its_store_but_the_places_of_a_machine(make_config: Make) -> None:
+    other = {"cache": "elsewhere", "cache_size": 64_000_000, "single_writer": True}
+    assert {"root", *other} == set(StoreSection.model_fields), "a new setting is recorded, or belongs to a machine"
+    config = make_config(*(f"store.{key}={value}" for key, value in other.items()))
+    begin_run(config)
+    opened = open_run(config.store.root, "small").config.store
+    assert opened == config.store.model_copy(update={"cache": None})
+    assert begin_run(make_config()).config.store.single_writer is False
+    assert open_run(config.store.root, "small").config.store.single_writer is False, "that of the last start"
 
 
 def test_running_stopped_failed_and_done(make_config: Make) -> None:
