@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowmill.configs import introspection
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import canonical_json, fingerprint
-from flowmill.configs.load import differences, flatten, load_config, unlike
+from flowmill.configs.load import differences, flatten, load_config, merged, unlike
 from flowmill.configs.presets import preset_files
 from flowmill.configs.registry import option_names, resolve
 from flowmill.configs.suggestions import near_path, nearest
@@ -187,6 +187,23 @@ def test_a_config_may_extend_another(tmp_path: Path) -> None:
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
     with pytest.raises(ConfigError, match="extends itself"):
         load_config(tmp_path / "loop.yaml")
+
+
+@pytest.mark.parametrize(
+    ("where", "stays"),
+    [
+        ("run", {"seed": 7}),
+        ("optimize.schedule", {"warmup_updates": 5}),
+        ("model.quantize", {"text_encoders": "int8"}),
+        ("optimize.algorithm", {}),
+        ("model.build", {}),
+    ],
+)
+def test_a_change_with_a_name_replaces_components_alone(where: str, stays: dict[str, Any]) -> None:
+    part, _, setting = where.rpartition(".")
+    base, changes = stays or {"name": "nft", "options": {"beta": 1.0}}, {"name": "grpo"}
+    whole = merged(*({part: {setting: each}} if part else {setting: each} for each in (base, changes)))
+    assert (whole[part][setting] if part else whole[setting]) == {**stays, "name": "grpo"}
 
 
 def test_presets_are_known_by_name_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
