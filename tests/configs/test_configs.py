@@ -161,6 +161,16 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("model: [")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_config(tmp_path / "bad.yaml")
+    (tmp_path / "twice.yaml").write_text("extends: digits\nrun: {seed: 7}\nmodel: {}\nrun: {epochs: 2}\n")
+    with pytest.raises(ConfigError, match="'run' is there twice, in lines 2 and 4"):
+        load_config(tmp_path / "twice.yaml")
+    # A merged mapping has keys of its own that others replace, wherever it is used.
+    (tmp_path / "merge.yaml").write_text(
+        "extends: digits\nrun: &run {seed: 7, epochs: 2}\n"
+        "rewards: [{name: ocr, options: {a: &a {<<: *run, seed: 8}}}]\n"
+        "rollout: {plan: {name: all, options: {<<: *a}}}\n"
+    )
+    assert load_config(tmp_path / "merge.yaml").rewards[0].options == {"a": {"seed": 8, "epochs": 2}}
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="not sections"):
         load_config(tmp_path / "list.yaml")
