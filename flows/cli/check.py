@@ -12,6 +12,7 @@ from rich.table import Table
 
 from flowmill.configs.gc_tuning import without_collecting
 from flowmill.configs.human_units import duration, size
+from flowmill.configs.load import checked
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.chained import chained, resolved_config
 from flowmill.flows.cli.error_reporting import say
@@ -32,7 +33,8 @@ def check_command(
     overrides: Overrides = None,
     *,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", help="List changes to fit a GPU with this memory.", metavar="GB")
+        float | None,
+        typer.Option("--gpu-memory", help="List changes to fit a GPU with this memory.", metavar="GB", min=0, max=1e6),
     ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of a local model again instead of trusting its file times.")
@@ -41,7 +43,8 @@ def check_command(
 ) -> None:
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     say(f"reading {path}", quiet=as_json)
-    requests = chained(PipelineRequest(config=str(path), overrides=overrides or [], root=chosen_root(None)))
+    request = {"config": str(path), "overrides": overrides or [], "root": chosen_root(None)}
+    requests = chained(checked(request, PipelineRequest, lambda mistake: "flowmill check"))
     configs = [resolved_config(each) for each in requests]
     from flowmill.tasks.checks.names import check_names, check_places
 
