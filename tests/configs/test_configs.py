@@ -39,6 +39,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
         ("rollout.steps", "not of the form"),
         ("model.policy.x=1", "'model.policy' holds a value, not a section, so it has no 'x'"),
         ("optimize.lr=1", "Did you mean 'learning_rate'"),
+        ("optimize.betas=[0.9,1]", "'optimize.betas.1' is 1; it must be less than 1"),
         ("optimize.wd=1", "Did you mean 'weight_decay'"),
         ("execution.bs=1", "'encode_batch_size' or 'micro_batch_size' or 'rollout_batch_size'?"),
         ("optimize.group_size=2", "Did you mean 'rollout.group_size'"),
