@@ -52,7 +52,7 @@ FREE_TO_CHANGE = (
 _SHARDS = ("rollout.groups_per_shard", "data.rows_per_shard")
 _CARRYING_OUT = ("store.", "execution.", "tracking.", *_SHARDS, "model.start_config")
 #: and the exception among them.
-_DECIDES = ("execution.ahead",)
+DECIDES = ("execution.ahead",)
 
 
 #: Location of a setting: the parts of its dotted name.
@@ -140,9 +140,7 @@ def unlike(*settings: Mapping[str, Any], missing: Any = None) -> dict[str, tuple
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat settings that determine a run's results, without those of location and execution."""
-    return {
-        key: value for key, value in flatten(config).items() if key in _DECIDES or not key.startswith(_CARRYING_OUT)
-    }
+    return {key: value for key, value in flatten(config).items() if key in DECIDES or not key.startswith(_CARRYING_OUT)}
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -208,7 +206,7 @@ def _flatten_value(name: str, value: object) -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     parts = key.split(".")
-    return key not in _DECIDES and any(_is_below(parts, free.split(".")) for free in FREE_TO_CHANGE)
+    return key not in DECIDES and any(_is_below(parts, free.split(".")) for free in FREE_TO_CHANGE)
 
 
 def _is_below(parts: Sequence[str], free: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from flowmill.configs.gc_tuning import without_collecting
 from flowmill.configs.human_units import duration, size
 from flowmill.configs.load import checked
 from flowmill.configs.schema import RunConfig
-from flowmill.flows.chained import chained, resolved_config
+from flowmill.flows.chained import chained, named, resolved_config
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.options import AsJson, Config, Overrides
 from flowmill.flows.console import console, print_json, print_table
@@ -51,13 +51,14 @@ def check_command(
     data: dict[str, Any] = {}
     totals: dict[str, int] = {}
     for request, config in zip(requests, configs, strict=True):
-        check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
-        with without_collecting():
+        with named(config, configs), without_collecting():
+            check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
             estimate = _estimate(config, totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
         data = {**estimate, "start": data} if data else estimate
     # Last: the cost of a config can be estimated before all files that it names exist.
     for config in configs:
-        check_places(config)
+        with named(config, configs):
+            check_places(config)
     if len(configs) == 1 and config.model.start is not None:
         from flowmill.tasks.runs.start import check_start
 
