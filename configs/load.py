@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flowmill.configs.algorithm_defaults import without_followers
+from flowmill.configs.base import Component
 from flowmill.configs.data import spelled_out
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.import_paths import import_from
@@ -17,7 +18,7 @@ from flowmill.configs.overrides import apply_overrides, blamed, read_yaml
 from flowmill.configs.paths import note_modules, resolve_paths
 from flowmill.configs.presets import config_file, is_preset, no_config
 from flowmill.configs.schema import RunConfig
-from flowmill.configs.validation_messages import explain, place, relevant
+from flowmill.configs.validation_messages import explain, place, relevant, section_of
 
 #: Settings that may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
@@ -51,7 +52,7 @@ FREE_TO_CHANGE = (
 _SHARDS = ("rollout.groups_per_shard", "data.rows_per_shard")
 _CARRYING_OUT = ("store.", "execution.", "tracking.", *_SHARDS, "model.start_config")
 #: and the exception among them.
-_DECIDES = ("execution.ahead",)
+DECIDES = ("execution.ahead",)
 
 
 #: Location of a setting: the parts of its dotted name.
@@ -139,9 +140,7 @@ def unlike(*settings: Mapping[str, Any], missing: Any = None) -> dict[str, tuple
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat settings that determine a run's results, without those of location and execution."""
-    return {
-        key: value for key, value in flatten(config).items() if key in _DECIDES or not key.startswith(_CARRYING_OUT)
-    }
+    return {key: value for key, value in flatten(config).items() if key in DECIDES or not key.startswith(_CARRYING_OUT)}
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -207,7 +206,7 @@ def _flatten_value(name: str, value: object) -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     parts = key.split(".")
-    return key not in _DECIDES and any(_is_below(parts, free.split(".")) for free in FREE_TO_CHANGE)
+    return key not in DECIDES and any(_is_below(parts, free.split(".")) for free in FREE_TO_CHANGE)
 
 
 def _is_below(parts: Sequence[str], free: Sequence[str]) -> bool:
@@ -263,15 +262,24 @@ def _extended(path: Path, parent: str) -> Path:
     return file
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config merged with changes: sections are merged; components, lists and values are replaced."""
+def merged(
+    base: Mapping[str, Any], changes: Mapping[str, Any], section: type[BaseModel] | None = RunConfig
+) -> dict[str, Any]:
+    """Return a config merged with changes: sections are merged; components, lists and values are replaced.
+
+    Args:
+        section: the schema of both; None: that of options, in which a mapping with a name is a component.
+    """
     result = dict(base)
+    fields = {} if section is None else section.model_fields
     for key, value in changes.items():
         below = result.get(key)
         if key == "data":
             below, value = spelled_out(below), spelled_out(value)
-        if isinstance(value, dict) and isinstance(below, dict) and "name" not in value:
-            result[key] = merged(below, value)
+        inner = section_of(fields[key].annotation) if key in fields else None
+        named = inner is None or issubclass(inner, Component)
+        if isinstance(value, dict) and isinstance(below, dict) and not (named and "name" in value):
+            result[key] = merged(below, value, inner)
         else:
             result[key] = value
     return result

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from flowmill.configs.base import Section
+
+#: Decay of a moment of AdamW.
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EmaSection(Section):

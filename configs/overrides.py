@@ -66,18 +66,33 @@ def read_yaml(text: str) -> Any:
 
 
 def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return the number of values of a node, including repeated aliases; refuse too many, and recursive aliases."""
+    """Return the number of values of a node, including repeated aliases; refuse too many, recursive aliases, and
+    repeated keys."""
     if id(node) in sizes:
         if not sizes[id(node)]:
             raise yaml.YAMLError("an alias stands for something that it is part of")
         return sizes[id(node)]
     sizes[id(node)] = 0
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node)
     inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
     count = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_check_size(part, sizes) for part in inner))
     if count > _MOST_VALUES:
         raise yaml.YAMLError(f"it holds more than {_MOST_VALUES:,} values, those that aliases repeat included")
     sizes[id(node)] = count
     return count
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a key that a mapping has twice, of which YAML takes the last: the first would be lost unseen."""
+    lines = dict[str, int]()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise yaml.YAMLError(f"'{key.value}' is there twice, in lines {lines[key.value]} and {line}: keep one")
+        lines[key.value] = line
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from flowmill.configs.critic import CriticSection
 from flowmill.configs.data import DataSection
 from flowmill.configs.execution import ExecutionSection
 from flowmill.configs.model import ModelSection
-from flowmill.configs.optimizer import EmaSection, ScheduleSection
+from flowmill.configs.optimizer import Beta, EmaSection, ScheduleSection
 from flowmill.configs.rate import RateSection
 from flowmill.configs.render import RenderSection
 from flowmill.configs.rewards import RewardSection
@@ -165,7 +165,7 @@ class OptimizeSection(Section):
     """AdamW learning rate."""
     schedule: ScheduleSection | None = None
     """Schedule of the learning rate over the run; constant when absent."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW moments."""
     weight_decay: float = Field(1e-4, ge=0)
     """AdamW decoupled weight decay."""

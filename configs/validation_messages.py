@@ -84,7 +84,7 @@ def _suggest(location: Sequence[int | str], schema: type[BaseModel]) -> str:
 
 def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
-        inner = _section_of(field.annotation)
+        inner = section_of(field.annotation)
         if inner is None:
             yield f"{prefix}{name}"
         elif inner is not Component:
@@ -97,18 +97,19 @@ def _section_at(location: Sequence[int | str], default: Any = None, *, schema: t
     for part in location:
         if isinstance(part, int) or str(part).isdecimal():
             continue
-        inner = _section_of(section.model_fields[part].annotation) if part in section.model_fields else None
+        inner = section_of(section.model_fields[part].annotation) if part in section.model_fields else None
         if inner is None:
             return default and section
         section = inner
     return section
 
 
-def _section_of(annotation: Any) -> type[Section] | None:
+def section_of(annotation: Any) -> type[Section] | None:
+    """Return the section that a field of the schema holds, also as an optional value or in a list; None if none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     for inner in get_args(annotation):
-        section = _section_of(inner)
+        section = section_of(inner)
         if section is not None:
             return section
     return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from flowmill.configs.errors import ConfigError
-from flowmill.configs.load import load_config
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flowmill.configs.errors import ConfigError, DataError, PromptError
+from flowmill.configs.load import DECIDES, load_config
 from flowmill.configs.presets import config_file, no_config
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.environment import place_overrides
 from flowmill.flows.requests import PipelineRequest
 
-#: Sections of a request's overrides that hold for every run: where and how runs are executed.
+#: Sections of a request's overrides that hold for every run: where and how runs are executed, not what they compute.
 _COMMON = ("store.", "execution.", "tracking.")
 
 
@@ -31,7 +34,7 @@ def chained(request: PipelineRequest) -> list[PipelineRequest]:
         first = PipelineRequest(
             config=start,
             root=config.store.root,
-            overrides=[each for each in requests[0].overrides if each.startswith(_COMMON)],
+            overrides=[each for each in requests[0].overrides if _is_common(each.partition("=")[0].strip())],
             wait_minutes=request.wait_minutes,
             gpu_slots=request.gpu_slots,
         )
@@ -45,6 +48,21 @@ def chained(request: PipelineRequest) -> list[PipelineRequest]:
         requests.insert(0, first)
         names.insert(0, config.run.name)
     return requests
+
+
+def _is_common(setting: str) -> bool:
+    return setting.startswith(_COMMON) and setting not in DECIDES
+
+
+@contextmanager
+def named(config: RunConfig, runs: Sequence[object]) -> Iterator[None]:
+    """Name the run of a config in what is refused of it, if it is one of several runs."""
+    try:
+        yield
+    except (ConfigError, PromptError, DataError) as error:
+        if len(runs) < 2:
+            raise
+        raise type(error)(f"run '{config.run.name}': {error}") from error.__cause__
 
 
 def resolved_config(request: PipelineRequest) -> RunConfig:

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from flowmill.configs.gc_tuning import without_collecting
 from flowmill.configs.human_units import duration, size
+from flowmill.configs.load import checked
 from flowmill.configs.schema import RunConfig
-from flowmill.flows.chained import chained, resolved_config
+from flowmill.flows.chained import chained, named, resolved_config
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.options import AsJson, Config, Overrides
 from flowmill.flows.console import console, print_json, print_table
@@ -32,7 +33,8 @@ def check_command(
     overrides: Overrides = None,
     *,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", help="List changes to fit a GPU with this memory.", metavar="GB")
+        float | None,
+        typer.Option("--gpu-memory", help="List changes to fit a GPU with this memory.", metavar="GB", min=0, max=1e6),
     ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of a local model again instead of trusting its file times.")
@@ -41,20 +43,22 @@ def check_command(
 ) -> None:
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     say(f"reading {path}", quiet=as_json)
-    requests = chained(PipelineRequest(config=str(path), overrides=overrides or [], root=chosen_root(None)))
+    request = {"config": str(path), "overrides": overrides or [], "root": chosen_root(None)}
+    requests = chained(checked(request, PipelineRequest, lambda mistake: "flowmill check"))
     configs = [resolved_config(each) for each in requests]
     from flowmill.tasks.checks.names import check_names, check_places
 
     data: dict[str, Any] = {}
     totals: dict[str, int] = {}
     for request, config in zip(requests, configs, strict=True):
-        check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
-        with without_collecting():
+        with named(config, configs), without_collecting():
+            check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
             estimate = _estimate(config, totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
         data = {**estimate, "start": data} if data else estimate
     # Last: the cost of a config can be estimated before all files that it names exist.
     for config in configs:
-        check_places(config)
+        with named(config, configs):
+            check_places(config)
     if len(configs) == 1 and config.model.start is not None:
         from flowmill.tasks.runs.start import check_start
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from flowmill.configs.gc_tuning import without_collecting
 from flowmill.configs.human_units import duration
+from flowmill.flows.chained import named
 from flowmill.flows.cli.command_resolution import ResolvedRequest
 from flowmill.flows.console import console, print_table
 
@@ -19,7 +20,8 @@ def dry_command(due: Sequence[ResolvedRequest]) -> None:
     Args:
         due: the run, or before it those that it starts from; the work of a run follows from its start.
     """
-    _forecast(due[0])
+    with named(due[0].config, due):
+        _forecast(due[0])
     for first, following in pairwise(due):
         name, start = following.config.run.name, first.config.run.name
         console.print(f"{name}: its work is known once '{start}', from which it starts, is done.")

@@ -100,16 +100,18 @@ def _print_samples(run: RunContext, count: int) -> None:
 
 def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
+        from flowmill.flows.chained import named
         from flowmill.tasks.checks.check import check_plan
         from flowmill.tasks.checks.try_rewards import reach_engines, try_rewards
         from flowmill.tasks.specs.plan import RunPlan
 
         # The first run comes last, and keeps its rewards; those of later runs are created again at their turn.
         for each in reversed(due):
-            plan = RunPlan(each.config)
-            check_plan(plan, rewards=False)
-            rewards = try_rewards(plan)
-            reach_engines(each.config)
+            with named(each.config, due):
+                plan = RunPlan(each.config)
+                check_plan(plan, rewards=False)
+                rewards = try_rewards(plan)
+                reach_engines(each.config)
         from flowmill.flows import process_state
         from flowmill.flows.cli.summary import print_summary
         from flowmill.flows.pipeline import pipeline

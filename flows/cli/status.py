@@ -114,7 +114,7 @@ def _explain(root: str, name: str, why: str) -> None:
 
     stage, _, place = why.partition("@")
     epoch = place or "0"
-    if not epoch.isdigit():
+    if not epoch.isdecimal():
         raise ConfigError(f"--why '{why}': '{epoch}' is no epoch. Write STAGE@EPOCH, such as score@3.")
     stage, _, slot = stage.rstrip("]").partition("[")
     chain = open_run(root, name, reads=True).chain

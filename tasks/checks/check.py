@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.model_families import FAMILIES
 from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.registry import Table, chosen, resolve
 from flowmill.configs.schema import RunConfig
@@ -33,8 +34,11 @@ from flowmill.tasks.training.optimizers import check_optimizer
 def _of_kind(plan: RunPlan) -> Iterator[Refusal]:
     """Yield combinations of the policy's kind, the algorithm, and settings that only some of them read."""
     config, requires, modality, name = plan.config, plan.requires, plan.modality, kind_name(plan.config)
-    facts, longest = Trained(config=config, requires=requires), modality.longest(config)
+    facts, longest, spec = Trained(config=config, requires=requires), modality.longest(config), plan.family_spec
     policy, overlong, stop_kl = config.model.policy, config.advantage.overlong, config.optimize.stop_kl
+    denoises = {family.kind: family.denoises for family in FAMILIES.values()}
+    if policy in FAMILIES and denoises.get(name, spec.denoises) != spec.denoises:
+        yield Refusal("model.kind", f"model.policy '{policy}' is of the kind '{spec.kind}'", "Remove it")
     if requires.kind != (modality.trained_as or name):
         yield Refusal(
             "optimize.algorithm",

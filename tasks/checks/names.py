@@ -23,6 +23,7 @@ from flowmill.models.policies import POLICIES
 from flowmill.models.quickstart import BUILDERS
 from flowmill.models.rewards import REWARDS
 from flowmill.models.weights.pretrained_loading import check_model_folder, holds_model
+from flowmill.storage.backends import ROOTS
 from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.tasks.algorithms import algorithms_of
 from flowmill.tasks.choices import SAMPLERS
@@ -32,6 +33,7 @@ from flowmill.tasks.inputs.option_paths import OptionPath, places
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.rows.files import is_there
 from flowmill.tasks.inputs.rows.row import LINES, OTHERS, ending_of
+from flowmill.tasks.runs.locks import run_name
 
 _SEEN_FROM = "Paths in options are relative to the working directory."
 
@@ -67,6 +69,13 @@ def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str,
         table, name = tables[setting.rstrip(".0123456789")], component.name
         if name not in table and ":" not in name:
             yield f"{setting}.name", unknown(table, name, label="reward" if table is REWARDS else setting)
+    scheme, is_uri, _ = config.store.root.partition("://")
+    if is_uri and scheme not in ROOTS:
+        yield "store.root", unknown(ROOTS, scheme, label="store.root: the scheme")
+    try:
+        run_name(config)
+    except ConfigError as error:
+        yield "run.name", error
     yield from _files(config, folders)
 
 

@@ -65,7 +65,8 @@ def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
             f"{len(rollout_cuts(config))} shards, as every batch has execution.rollout_batch_size {batch}. One that "
             f"divides rollout.group_size {rollout.group_size} wastes nothing."
         )
-    rows = cost.optimize_rows * config.run.epochs // cost.updates
+    # A run of no epochs has no updates.
+    rows = cost.optimize_rows * config.run.epochs // max(1, cost.updates)
     chunks = -(-rows // size)
     computed = chunks * padded(-(-rows // chunks), size) if chunks else 0
     if chunks and computed >= _WASTE * rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 import shlex
@@ -54,7 +53,7 @@ class Variant:
     @property
     def overrides(self) -> list[str]:
         """The same as ``section.key=value`` strings."""
-        return [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
+        return [text_override(key, value) for key, value in self.settings.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.models.memory.architectures import parameters
 from flowmill.models.rewards.factory import needs_of, takes_of, works_on_accelerator
-from flowmill.models.weights.lora import LoraSpec, adapted_parameters, lora_parameters, within
+from flowmill.models.weights.lora import LoraSpec, adapted_parameters, check_lora_targets, lora_parameters, within
 from flowmill.models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
 from flowmill.models.weights.sharding import units
 
@@ -255,6 +255,7 @@ class Sizes:
         trained = sum(p.numel() for name, p in module.named_parameters() if not within(name, untrained))
         weights = trained * MASTER + (total - trained) * number
         if lora is not None:
+            check_lora_targets(type(module).__name__, module, lora.targets, lora.untrained)
             trained = lora_parameters(module, lora) + of_head
             summed = dtype == "float32" and config.execution.strategy != "fsdp" and quantizer is None
             weights = trained * MASTER + weight_bytes(module, quantizer, number)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowmill.configs import introspection
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import canonical_json, fingerprint
-from flowmill.configs.load import differences, flatten, load_config, unlike
+from flowmill.configs.load import differences, flatten, load_config, merged, unlike
 from flowmill.configs.presets import preset_files
 from flowmill.configs.registry import option_names, resolve
 from flowmill.configs.suggestions import near_path, nearest
@@ -39,6 +39,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
         ("rollout.steps", "not of the form"),
         ("model.policy.x=1", "'model.policy' holds a value, not a section, so it has no 'x'"),
         ("optimize.lr=1", "Did you mean 'learning_rate'"),
+        ("optimize.betas=[0.9,1]", "'optimize.betas.1' is 1; it must be less than 1"),
         ("optimize.wd=1", "Did you mean 'weight_decay'"),
         ("execution.bs=1", "'encode_batch_size' or 'micro_batch_size' or 'rollout_batch_size'?"),
         ("optimize.group_size=2", "Did you mean 'rollout.group_size'"),
@@ -161,6 +162,16 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("model: [")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_config(tmp_path / "bad.yaml")
+    (tmp_path / "twice.yaml").write_text("extends: digits\nrun: {seed: 7}\nmodel: {}\nrun: {epochs: 2}\n")
+    with pytest.raises(ConfigError, match="'run' is there twice, in lines 2 and 4"):
+        load_config(tmp_path / "twice.yaml")
+    # A merged mapping has keys of its own that others replace, wherever it is used.
+    (tmp_path / "merge.yaml").write_text(
+        "extends: digits\nrun: &run {seed: 7, epochs: 2}\n"
+        "rewards: [{name: ocr, options: {a: &a {<<: *run, seed: 8}}}]\n"
+        "rollout: {plan: {name: all, options: {<<: *a}}}\n"
+    )
+    assert load_config(tmp_path / "merge.yaml").rewards[0].options == {"a": {"seed": 8, "epochs": 2}}
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="not sections"):
         load_config(tmp_path / "list.yaml")
@@ -187,6 +198,23 @@ def test_a_config_may_extend_another(tmp_path: Path) -> None:
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
     with pytest.raises(ConfigError, match="extends itself"):
         load_config(tmp_path / "loop.yaml")
+
+
+@pytest.mark.parametrize(
+    ("where", "stays"),
+    [
+        ("run", {"seed": 7}),
+        ("optimize.schedule", {"warmup_updates": 5}),
+        ("model.quantize", {"text_encoders": "int8"}),
+        ("optimize.algorithm", {}),
+        ("model.build", {}),
+    ],
+)
+def test_a_change_with_a_name_replaces_components_alone(where: str, stays: dict[str, Any]) -> None:
+    part, _, setting = where.rpartition(".")
+    base, changes = stays or {"name": "nft", "options": {"beta": 1.0}}, {"name": "grpo"}
+    whole = merged(*({part: {setting: each}} if part else {setting: each} for each in (base, changes)))
+    assert (whole[part][setting] if part else whole[setting]) == {**stays, "name": "grpo"}
 
 
 def test_presets_are_known_by_name_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

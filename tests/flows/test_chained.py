@@ -62,7 +62,8 @@ def test_both_runs_are_asked_for_with_common_settings_until_the_second_has_begun
 ) -> None:
     monkeypatch.setenv("FLOWMILL_ROOT", str(tmp_path / "elsewhere"))
     common = ["execution.micro_batch_size=2"]
-    asked = PipelineRequest(config=write(), overrides=[*common, "run.seed=3"], wait_minutes=2)
+    own_settings = ["run.seed=3", "execution.ahead=1"]
+    asked = PipelineRequest(config=write(), overrides=[*common, *own_settings], wait_minutes=2)
     first, own = chained(asked)
     assert own is asked
     root = str(tmp_path / "store")
@@ -116,6 +117,12 @@ def test_a_run_that_cannot_be_the_start_is_refused_before_any_work(write: Write,
     assert "there is no 'start'" in refused(write(start=None))
     begins = {"model": {**texts_data(tmp_path)["model"], "start": "learned@1", "start_config": "learned.yaml"}}
     assert "run 'learned' would start from itself: learned <- tuned <- learned" in refused(write(begins))
+
+
+def test_what_is_refused_of_one_of_two_runs_names_it(write: Write) -> None:
+    path = write({"optimize": {"algorithm": "dpo"}})
+    with pytest.raises(ConfigError, match="^run 'tuned': data: optimize.algorithm 'dpo' compares"):
+        check_command(Path(path))
 
 
 def test_a_preset_is_copied_with_the_config_of_its_start() -> None:

@@ -137,6 +137,17 @@ def test_a_value_that_a_request_refuses_is_an_error_of_its_option() -> None:
         assert all(each in done.output for each in said)
 
 
+def test_what_check_cannot_take_is_one_message() -> None:
+    done = CliRunner().invoke(app, ["check", "digits", "--set", "tracking.uri=http://user:word@host/x"])
+    assert isinstance(done.exception, ConfigError)
+    assert "holds a password" in str(done.exception)
+    assert "word@" not in str(done.exception)
+    for memory in ("nan", "inf", "-1"):
+        done = CliRunner().invoke(app, ["check", "digits", "--gpu-memory", memory])
+        assert done.exit_code == 2
+        assert "Invalid value for '--gpu-memory'" in done.output
+
+
 @pytest.mark.parametrize(("function", "kind"), [(flowmill.start, PipelineRequest), (flowmill.Run.stage, StageRequest)])
 def test_parameters_in_python_are_fields_with_their_defaults(function: Callable[..., Any], kind: type[Request]) -> None:
     for name, parameter in signature(function).parameters.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from flowmill.configs.errors import ConfigError
 from flowmill.flows.cli import app
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.state import note_state
@@ -33,3 +34,5 @@ def test_a_damaged_record_of_one_run_does_not_hide_the_others(make_config: Confi
             assert "'flowmill store repair' sets it aside" in states["small"]
         assert CliRunner().invoke(app, ["status", "--root", root, "--check"]).exit_code == 1
         path.write_bytes(before)
+    done = CliRunner().invoke(app, ["status", "small", "--root", root, "--why", "score@\N{SUPERSCRIPT TWO}"])
+    assert isinstance(done.exception, ConfigError), "a digit that is no decimal number"

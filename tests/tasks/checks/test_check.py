@@ -18,6 +18,7 @@ from flowmill.models.policies.attention import FIXED
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
+from flowmill.tasks.checks.notes import padding_notes
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
 from tests.support.inside import Make
@@ -55,6 +56,13 @@ def test_a_loss_without_guidance_takes_half_the_forwards(make_config: Make) -> N
         check_config(make_config(*options))
 
 
+def test_a_run_of_no_epochs_has_a_cost(make_config: Make) -> None:
+    config = make_config("run.epochs=0")
+    cost = check_config(config)
+    assert cost.updates == 0
+    assert not any(note.startswith("optimize") for note in padding_notes(config, cost))
+
+
 def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "heldout.txt").write_text('"91"\n"03"\n')
     with pytest.raises(PromptError, match=r"1 prompts are in prompts\.train too, the first is '\"03\"'"):
@@ -76,6 +84,7 @@ REFUSED = {
     "small": """
         rollout.steps=1 -> trains none. Raise rollout.steps
         rollout.prompts_per_epoch=9 -> prompts.train holds 8 prompts
+        model.kind=tokens -> model.kind is 'tokens', but model.policy 'sd3' is of the kind 'diffusion'. Remove it
         model.policy=sd4 -> model.policy 'sd4' does not exist. Did you mean 'sd3'
         rewards.0.name=jpeg_compresibility -> Did you mean 'jpeg_compressibility'
         optimize.algorithm.name=gpro -> Did you mean 'grpo'

@@ -16,6 +16,7 @@ from diffusers import AutoencoderKLLTX2Audio
 from diffusers.pipelines.ltx2 import LTX2Vocoder
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 
+from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.model_families import families
 from flowmill.configs.registry import resolve
@@ -382,6 +383,11 @@ def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:
     memory = estimate("flux1_dev", "model.lora={rank: 32, alpha: 64, targets: [attn.add_q_proj]}")
     assert memory.trained == 19 * 32 * (3072 + 3072)
     assert memory.details["optimize_activations"] > 0
+
+
+def test_adapters_on_layers_that_a_published_model_lacks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'nowhere', of targets .* matches no layer of 'FluxTransformer2DModel'"):
+        estimate("flux1_dev", "model.lora={targets: [attn.add_q_proj, nowhere]}")
 
 
 def test_sums_of_weights_and_adapters_count_where_they_are_made() -> None:

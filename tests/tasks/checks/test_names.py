@@ -42,6 +42,19 @@ def test_what_is_not_there_is_refused(setting: str, name: str, option: str, many
         check_names(load_config(ROOT / "configs" / "tiny_sd3.yaml", overrides))
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("run.name=../x", "run.name '../x' must consist of letters"),
+        ("store.root=gs://bucket/x", "store.root: the scheme 'gs' does not exist"),
+    ],
+)
+def test_places_that_no_run_can_have_are_refused(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_names(load_config("tiny_sd3", [override]), overrides=[override])
+    assert str(error.value).startswith(f"--set {override}: {said}")
+
+
 @pytest.mark.parametrize("model", ["openai/clip-vit-base-patch32", "gpt2", "."])
 def test_a_folder_and_what_may_be_on_the_hub_are_not(model: str) -> None:
     check_names(

@@ -54,6 +54,8 @@ def test_every_combination_is_a_variant_with_a_name_of_its_own() -> None:
     assert [variant.settings for variant in listed][3] == {RATE: 3e-4, "prompts.train": "a b.txt", "run.seed": 1}
     assert listed[0].overrides == [f"{RATE}=0.0001", "run.epochs=2", "run.seed=0"]
     assert listed[2].name == "s-learning_rate-0.0003-train-a-b.txt-seed-0"
+    face = variants("s", ['model.negative_prompt="\N{GRINNING FACE}"'], [])[0]
+    assert load_config("tiny_sd3", face.overrides).model.negative_prompt == "\N{GRINNING FACE}"
 
 
 @pytest.mark.parametrize(
