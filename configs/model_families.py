@@ -64,6 +64,8 @@ class FamilySpec:
     """Its denoiser takes latents of any height and width."""
     not_encoded: frozenset[str] = frozenset()
     """``model.options`` that embeddings do not depend on; they depend on all others."""
+    text_limit: int | None = None
+    """The most text tokens that its pipeline takes, as that of an export; None: any number."""
     steps: int | None = None
     """Default of the option ``steps``, the number of steps; None without the option."""
     steps_divide: int | None = None
@@ -94,13 +96,17 @@ _LTX2_OPTIONS = frozenset({"frame_rate", "audio_guidance_scale", "guidance_resca
 FAMILIES: Mapping[str, FamilySpec] = {
     "sd15": FamilySpec("sd15:SD15", "StableDiffusionPipeline", **_SD),
     "sdxl": FamilySpec("sdxl:SDXL", "StableDiffusionXLPipeline", **_SD),
-    "sd3": FamilySpec("sd3:SD3", "StableDiffusion3Pipeline", any_size=True, not_encoded=frozenset({"schedule"})),
-    "flux1": FamilySpec("flux1:Flux1", "FluxPipeline", guidance="input"),
-    "flux1_kontext": FamilySpec("flux1:Flux1Kontext", "FluxKontextPipeline", guidance="input", starts_from="image"),
+    "sd3": FamilySpec(
+        "sd3:SD3", "StableDiffusion3Pipeline", any_size=True, not_encoded=frozenset({"schedule"}), text_limit=512
+    ),
+    "flux1": FamilySpec("flux1:Flux1", "FluxPipeline", guidance="input", text_limit=512),
+    "flux1_kontext": FamilySpec(
+        "flux1:Flux1Kontext", "FluxKontextPipeline", guidance="input", starts_from="image", text_limit=512
+    ),
     "flux2": FamilySpec("flux2:Flux2", "Flux2Pipeline", guidance="input", references=0),
     "flux2_klein": FamilySpec("flux2:Flux2Klein", "Flux2KleinPipeline", references=0),
     "flux3": FamilySpec("flux3:Flux3", "Flux3ModularPipeline", references=0),
-    "qwen_image": FamilySpec("qwen_image:QwenImage", "QwenImagePipeline"),
+    "qwen_image": FamilySpec("qwen_image:QwenImage", "QwenImagePipeline", text_limit=1024),
     "qwen_image_edit": FamilySpec("qwen_image_edit:QwenImageEdit", "QwenImageEditPipeline", starts_from="image"),
     "qwen_image_edit_plus": FamilySpec(
         "qwen_image_edit:QwenImageEditPlus", "QwenImageEditPlusPipeline", starts_from="image", references=1

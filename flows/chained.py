@@ -12,7 +12,7 @@ from flowmill.configs.schema import RunConfig
 from flowmill.flows.environment import place_overrides
 from flowmill.flows.requests import PipelineRequest
 
-#: Sections of a request's overrides that hold for every run: where and how runs are executed, not what they compute.
+#: Sections of a request's overrides that hold for every run: where and how runs are executed, not their results.
 _COMMON = ("store.", "execution.", "tracking.")
 
 
@@ -56,7 +56,7 @@ def _is_common(setting: str) -> bool:
 
 @contextmanager
 def named(config: RunConfig, runs: Sequence[object]) -> Iterator[None]:
-    """Name the run of a config in what is refused of it, if it is one of several runs."""
+    """Name the run of a config in its refusals, if it is one of several runs."""
     try:
         yield
     except (ConfigError, PromptError, DataError) as error:

@@ -25,21 +25,23 @@ class Backend:
     """Takes an attention mask."""
     half: bool = False
     """Computes in bfloat16 and float16 only."""
-    device: str | None = None
-    """The only kind of device that it trains on; None: any."""
+    devices: tuple[str, ...] = ()
+    """Kinds of devices that it trains on; empty: any."""
 
 
-_FLASH = Backend(masks=False, half=True, device="cuda")
-_VARLEN = Backend(half=True, device="cuda")
-_SAGE = Backend(exact=False, trains=False, masks=False, half=True, device="cuda")
+_CUDA = ("cuda",)
+_FLASH = Backend(masks=False, half=True, devices=_CUDA)
+_VARLEN = Backend(half=True, devices=_CUDA)
+_SAGE = Backend(exact=False, trains=False, masks=False, half=True, devices=_CUDA)
 BACKENDS: Mapping[str, Backend] = {
     **dict.fromkeys(("native", "_native_math"), Backend()),
     # Flex attention has no backward pass on CPUs.
-    **dict.fromkeys(("_native_efficient", "flex", "xformers"), Backend(device="cuda")),
-    "_native_cudnn": Backend(half=True, device="cuda"),
+    "flex": Backend(devices=("cuda", "xpu")),
+    **dict.fromkeys(("_native_efficient", "xformers"), Backend(devices=_CUDA)),
+    "_native_cudnn": Backend(half=True, devices=_CUDA),
     "_native_flash": Backend(masks=False, half=True),
-    "_native_npu": Backend(half=True, device="npu"),
-    "_native_xla": Backend(masks=False, device="xla"),
+    "_native_npu": Backend(half=True, devices=("npu",)),
+    "_native_xla": Backend(masks=False, devices=("xla",)),
     **dict.fromkeys("flash flash_hub flash_4_hub _flash_3 _flash_3_hub aiter_fa2_hub".split(), _FLASH),
     **dict.fromkeys("flash_varlen flash_varlen_hub _flash_varlen_3 _flash_3_varlen_hub".split(), _VARLEN),
     **dict.fromkeys(
@@ -49,12 +51,12 @@ BACKENDS: Mapping[str, Backend] = {
         ).split(),
         _SAGE,
     ),
-    "sage_varlen": Backend(exact=False, trains=False, half=True, device="cuda"),
+    "sage_varlen": Backend(exact=False, trains=False, half=True, devices=_CUDA),
 }
 #: Implementations of transformers, for language models; ``language_classes`` finds which of them a class has.
 LANGUAGE_BACKENDS: Mapping[str, Backend] = {
     **dict.fromkeys(("sdpa", "eager"), Backend()),
-    "flex_attention": Backend(device="cuda"),
+    "flex_attention": Backend(devices=("cuda", "xpu")),
     **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), _VARLEN),
 }
 #: Families whose blocks call torch's attention directly, so that a backend would have no effect.
@@ -86,9 +88,9 @@ def attention_identity(name: str | None) -> str:
 def wrong_device(backend: Backend, device: str) -> str | None:
     """Return the reason why a backend does not train on a device, if it does not."""
     kind = device.partition(":")[0]
-    if backend.device in (None, kind):
+    if not backend.devices or kind in backend.devices:
         return None
-    return f"it trains on {str(backend.device).upper()} devices only, and execution.device is '{kind}'"
+    return f"it trains on {' and '.join(backend.devices).upper()} devices only, and the run's is '{kind}'"
 
 
 def set_attention(module: Any, backend: str) -> None:
@@ -102,7 +104,7 @@ def set_attention(module: Any, backend: str) -> None:
     except RuntimeError as error:
         raise ConfigError(
             f"model.attention is '{backend}', but diffusers cannot use it on this machine: {first_line(error)} Install "
-            "what it names, or remove model.attention."
+            "that package, or remove model.attention."
         ) from None
     finally:
         Registry.set_active_backend(before)

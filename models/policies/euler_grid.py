@@ -49,5 +49,5 @@ class EulerGridPolicy(PipelinePolicy):
 
     @property
     def _shift(self) -> float:
-        config, chosen = self.pipeline.scheduler.config, self.options.flow_shift
-        return float((config.get("flow_shift") or config.get("shift") or 1.0) if chosen is None else chosen)
+        config = self.pipeline.scheduler.config
+        return float(self.options.flow_shift or config.get("flow_shift") or config.get("shift") or 1.0)

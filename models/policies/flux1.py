@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.models.policies.diffusion import Images, PipelineCall
@@ -22,7 +22,7 @@ from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
 class Flux1Options:
     """Options of both families."""
 
-    max_sequence_length: Annotated[PositiveInt, Field(le=512)] = 512
+    max_sequence_length: PositiveInt = 512
     """T5 tokens, which prompts are padded to; the pipelines take 512 at most."""
 
 

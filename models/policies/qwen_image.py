@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
@@ -29,7 +29,7 @@ _TEMPLATE = (
 class QwenImageOptions:
     """Options of the family."""
 
-    max_sequence_length: Annotated[PositiveInt, Field(le=1024)] = 512
+    max_sequence_length: PositiveInt = 512
     """Tokens of text, which prompts are padded to; the pipeline takes 1024 at most."""
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
@@ -35,7 +35,7 @@ class SanaOptions:
     """Gemma tokens that are retained; prompts are padded to this length."""
     instruction: bool = True
     """Prepend the pipeline's own instruction, to describe more, to prompts."""
-    flow_shift: PositiveFloat | None = None
+    flow_shift: NonNegativeFloat | None = None
     """Shift of the noise levels; the pipeline's when absent."""
 
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.models.library_loading import read_json
@@ -24,7 +24,7 @@ from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
 class SD3Options:
     """Options of the family."""
 
-    max_sequence_length: Annotated[PositiveInt, Field(le=512)] = 256
+    max_sequence_length: PositiveInt = 256
     """T5 tokens, 512 at most; 1 for a model without T5, whose text is then padded with one row of zeros."""
     schedule: Literal["scheduler", "linear"] = "scheduler"
     """The scheduler's own sigmas, or 1, (T-1)/T, ..., 1/T, 0 before its shift (``sigmas=`` of the pipeline)."""

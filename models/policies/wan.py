@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from flowmill.configs.errors import ConfigError
@@ -38,7 +38,7 @@ class WanOptions:
     """UMT5 tokens."""
     guidance_scale_2: NonNegativeFloat | None = None
     """Guidance of the second transformer (Wan 2.2); that of the first when absent."""
-    flow_shift: PositiveFloat | None = None
+    flow_shift: NonNegativeFloat | None = None
     """Shift of the noise levels; the pipeline's when absent."""
 
 

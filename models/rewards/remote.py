@@ -19,7 +19,6 @@ from flowmill.configs.errors import ConfigError, FlowmillError, RewardError, Rew
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.base import Batch, Metadata, Needs, Scores, Sources
-from flowmill.models.rewards.returned import MalformedError
 from flowmill.models.rewards.service import wire
 from flowmill.models.serving import messages
 from flowmill.models.serving.retry import PassingError, Patience
@@ -165,8 +164,6 @@ class RemoteReward:
             return ConfigError(f"{self._place}: the address {detail.rstrip('.')}. It begins with http://.")
         if status == httpx.codes.UNPROCESSABLE_ENTITY:
             return RewardError(detail)
-        if status == httpx.codes.FAILED_DEPENDENCY:
-            return MalformedError(detail)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
             return RewardError(f"{self._place} refuses samples: {detail}.")
         return ConfigError(f"{self._place} refuses to answer ({status}): {detail}.")

@@ -128,7 +128,7 @@ def check_bucket(uri: str, bucket: str) -> None:
 
 
 class AccessRefusedError(StoreError):
-    """Credentials are missing, expired, or may not do what is needed."""
+    """Credentials are missing, expired, or do not suffice."""
 
 
 def refusal(uri: str, bucket: str, error: Exception) -> AccessRefusedError:

@@ -5,13 +5,16 @@ text (``{a} {b}``); pairs in their order, and lists of samples as rows of one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import DataError
 from flowmill.tasks.inputs.rows.row import RowLocation, as_media
 
+_Place = tuple[str | int, ...]
+_Convert = Callable[[Any, _Place], Any]
 _FIELD = re.compile(r"\{([^{}]+)\}")
 #: What a column says of which of two samples is preferred.
 _FIRST, _TIE = ("1", "1.0", "a", "first", "true", "response_a", "model_a"), ("0.5", "tie", "same", "equal", "both")
@@ -27,21 +30,27 @@ def has_column(row: Mapping[str, Any], name: str) -> bool:
     return value_of(row, name) not in (None, "", [])
 
 
-def value_of(row: Mapping[str, Any], name: str) -> Any:
+def value_of(
+    row: Mapping[str, Any], name: str, convert: _Convert = lambda value, place: value, place: _Place = ()
+) -> Any:
     """Return the value of a column; None if the row lacks it. Of a list of objects, a column inside has a list.
+
+    Args:
+        convert: returns the value to take for one at a place, which consists of keys, and of numbers in lists.
+        place: that of the row.
 
     Raises:
         ValueError: a template has a column that the row lacks, or that is no text or number.
     """
     if name in row:
-        return row[name]
+        return convert(row[name], (*place, name))
     if _FIELD.search(name):
         return _filled(row, name)
     first, _, rest = name.partition(".")
-    inner = row.get(first) if rest else None
+    inner, below = row.get(first) if rest else None, (*place, first)
     if isinstance(inner, list) and inner and all(isinstance(each, Mapping) for each in inner):
-        return [value_of(each, rest) for each in inner]
-    return value_of(inner, rest) if isinstance(inner, Mapping) else None
+        return [value_of(each, rest, convert, (*below, number)) for number, each in enumerate(inner)]
+    return value_of(inner, rest, convert, below) if isinstance(inner, Mapping) else None
 
 
 def used_columns(name: str) -> list[str]:
@@ -59,8 +68,13 @@ def _filled(row: Mapping[str, Any], template: str) -> str:
     return _FIELD.sub(lambda match: "" if row[match[1]] is None else str(row[match[1]]), template).rstrip()
 
 
-def shaped(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> Sequence[Mapping[str, Any]]:
+def shaped(
+    row: Mapping[str, Any], section: DataSection, place: RowLocation, *, texts: bool
+) -> Sequence[Mapping[str, Any]]:
     """Return the rows of one sample, or one pair, that a row stands for, with each part under the name of its column.
+
+    Args:
+        texts: all samples are texts, also those that look like base64 of images.
 
     Raises:
         DataError: the row has not the shape that the section names.
@@ -70,7 +84,11 @@ def shaped(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> 
     if not listed and not {"preferred", "rank"} & {*section.columns} and all(name in row for name in parts):
         return (row,)
     try:
-        whole = _with_parts(_with_media(row, section, place.number), section, parts)
+        whole = _with_parts(row, section, parts)
+        if not texts:
+            # A value that moves would lose its place in the source.
+            medias = {name: value_of(row, name, partial(_media_at, place.number)) for name in _samples(section)}
+            whole |= {name: media for name, media in medias.items() if name in whole}
         if section.paired:
             return (_pair(whole, section),)
         return _singles(whole, section)
@@ -84,19 +102,11 @@ def _samples(section: DataSection) -> list[str]:
     return [section.sample if section.messages is None else section.messages]
 
 
-def _with_media(row: Mapping[str, Any], section: DataSection, number: int) -> dict[str, Any]:
-    """Return a row with the images and clips that its columns of samples hold in base64, each with its place in the
-    source, which a value that moves would lose."""
-    columns = {each for name in _samples(section) if not _FIELD.search(name) for each in used_columns(name)}
-    return {**row, **{name: _media_in(row[name], number, (name,)) for name in columns if name in row}}
-
-
-def _media_in(value: Any, number: int, column: tuple[str | int, ...]) -> Any:
+def _media_at(number: int, value: Any, place: _Place) -> Any:
+    """Return the image or clip that a value of the row of a number holds in base64, or those of a list."""
     if isinstance(value, list):
-        return [_media_in(each, number, (*column, place)) for place, each in enumerate(value)]
-    if isinstance(value, Mapping):
-        return {name: _media_in(each, number, (*column, name)) for name, each in value.items()}
-    return as_media(value, number, column)
+        return [_media_at(number, each, (*place, index)) for index, each in enumerate(value)]
+    return as_media(value, number, place)
 
 
 def _with_parts(row: Mapping[str, Any], section: DataSection, parts: Sequence[str]) -> dict[str, Any]:

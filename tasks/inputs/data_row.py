@@ -96,7 +96,7 @@ class DataRow:
 
     @property
     def rated_group(self) -> str:
-        """The group of a rated sample: its prompt, and what comes between that and its answer in a chat."""
+        """The group of a rated sample: its prompt, and the messages of a chat after that before its answer."""
         history = history_of(self.samples[0])
         return f"{self.prompt.id}-{history}" if history else self.prompt.id
 

@@ -83,7 +83,7 @@ def _read_source(reading: _Reading, section: DataSection, heldout: frozenset[See
         try:
             if isinstance(row, DataError):
                 raise row
-            parts = [read_row(each, section, place, texts=texts) for each in shaped(row, section, place)]
+            parts = [read_row(each, section, place, texts=texts) for each in shaped(row, section, place, texts=texts)]
             for part in parts:
                 if heldout and not heldout.isdisjoint(map(seen, part.prompts)):
                     raise DataError(

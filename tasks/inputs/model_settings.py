@@ -47,6 +47,7 @@ def check_model(plan: ResolvedConfig) -> None:
     _check_base(plan)
     _check_size(plan)
     _check_evaluated(plan)
+    _check_text_limit(plan)
     _check_steps(plan)
     check_guidance(plan)
     _check_attention(plan)
@@ -223,6 +224,15 @@ def _check_evaluated(plan: ResolvedConfig) -> None:
         # These messages name the settings of ``model``.
         message = re.sub(r"\bmodel\.(height|width|frames)\b", r"evaluate.\1", str(error))
         raise ConfigError(message) from None
+
+
+def _check_text_limit(plan: ResolvedConfig) -> None:
+    most, length = plan.family_spec.text_limit, getattr(plan.model_options, "max_sequence_length", 0)
+    if most is not None and length > most:
+        raise ConfigError(
+            f"model.options.max_sequence_length is {length}, but the pipeline of model.policy "
+            f"'{plan.config.model.policy}' takes {most} at most, so an export could not be called. Set it to {most}."
+        )
 
 
 def _check_steps(plan: ResolvedConfig) -> None:

@@ -120,7 +120,7 @@ def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
 def rollout_reward(chain: Chain, epoch: int) -> float | None:
     """Return the same of an epoch's rollout; None before all its scores, and if ``weighted_rewards`` has none."""
     entries = {section.slot: chain.find(epoch, "score", section.slot) for section in chain.config.rewards}
-    manifests = {slot: entry and chain.store.manifest(entry.ref) for slot, entry in entries.items()}
+    manifests = {slot: None if entry is None else chain.store.manifest(entry.ref) for slot, entry in entries.items()}
     if not all(manifests.values()):
         return None
     every = {section.slot: section for section in chain.config.rewards}

@@ -228,7 +228,7 @@ def note_moves(context: RunContext) -> None:
 
 def recorded(config: RunConfig) -> dict[str, Any]:
     """Return a config for the run's record: without the locations of the store, so that a store can be moved."""
-    store = config.store.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True)
+    store = config.store.model_dump(mode="json", include=set(_OF_STORE), exclude_defaults=True)
     return config.model_dump(mode="json", exclude={"store"}) | ({"store": store} if store else {})
 
 

@@ -206,10 +206,6 @@ class ModelHost:
             folder: the model's folder; None: the base model's.
             empty: make trained modules without weights, for ranks that then read their shards.
         """
-        name = self.config.model.attention
-        backend = self._family.attentions.get(name or "")
-        if backend is not None and (reason := wrong_device(backend, self.device.type)):
-            raise ConfigError(f"model.attention is '{name}', but {reason}. Remove it, or run where there is one.")
         settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
         policy = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
@@ -311,7 +307,10 @@ class ModelHost:
 
     def _fresh(self, *, spread: bool = True) -> Trainable:
         """Return a policy from its files, with fresh adapters if any; sharded over the ranks if configured."""
-        sharding = self.sharding if spread else None
+        sharding, name = self.sharding if spread else None, self.config.model.attention
+        backend = self._family.attentions.get(name or "")
+        if backend is not None and (reason := wrong_device(backend, self.device.type)):
+            raise ConfigError(f"model.attention is '{name}', but {reason}. Remove it, or run where there is one.")
         policy = self.load(self._family.trained_parts(self.config), empty=sharding is not None)
         self._place_decoder(policy)
         seed = derive(self.config.run.seed, "lora")

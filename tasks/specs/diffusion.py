@@ -54,7 +54,7 @@ class DiffusionSpec(ModalitySpec):
             "latents_dtype": rollout.latents_dtype,
             "media": rollout.media.fingerprinted(),
             **({"buckets": data.buckets} if data is not None and data.buckets else {}),
-            # Autoencoders tile what they encode, too.
+            # Autoencoders encode in tiles, too.
             **({"vae_tiling": True} if model.vae_tiling else {}),
         }
 
@@ -87,7 +87,7 @@ def _ends(plan: ResolvedConfig) -> dict[str, Any]:
 
 
 def _called_on_data(plan: ResolvedConfig) -> dict[str, Any]:
-    """Return how the model is called on ingested samples, beside what their own id says; a rollout's id says it all.
+    """Return how the model is called on ingested samples, as far as their id does not name it; that of a rollout does.
 
     Earlier versions left it out, so the usual values are not named.
     """

@@ -116,7 +116,7 @@ class StageRun:
             return self.store.record(self.ref, shard.name) is None
 
     def forget(self, shard: Shard) -> None:
-        """Forget what this process computed for a shard: another one may have committed other bytes."""
+        """Forget this process's results of a shard: another one may have committed other bytes."""
         self.stage.context.recent.forget(self.ref, shard.name)
 
     def work_on(self, shard: Shard) -> Callable[[], ShardRecord]:

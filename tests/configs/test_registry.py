@@ -144,7 +144,7 @@ def test_options_have_types_that_allow_their_defaults_and_refuse_values_outside(
 
 def test_numbers_of_families_are_above_0_but_those_that_0_turns_off() -> None:
     for kind, field, annotation in option_types(POLICIES):
-        off = field.default == 0 or field.name in ("guidance_scale_2", "image_crf")
+        off = field.default == 0 or field.name in ("guidance_scale_2", "image_crf", "flow_shift")
         for value in (-3,) if off else (-3, 0):
             if (bounds := stated(annotation)) is not None and "|" not in bounds:
                 with pytest.raises(ConfigError, match=f"component 'x': {field.name}"):

@@ -28,8 +28,8 @@ from safetensors.torch import load_file
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
-from flowmill.configs.model_families import families, most_images, spec_of
-from flowmill.configs.registry import build, resolve
+from flowmill.configs.model_families import FAMILIES, families, most_images, spec_of
+from flowmill.configs.registry import resolve
 from flowmill.models.image_files import within
 from flowmill.models.library_loading import quiet_libraries
 from flowmill.models.maths.conditioning import Conditioning
@@ -212,11 +212,11 @@ def test_texts_are_no_longer_than_the_pipeline_of_an_export_reads() -> None:
         if found is not None and "max_sequence_length" not in cls.missing_arguments:
             limits[family] = int(found[1])
     assert limits == {"flux1": 512, "flux1_kontext": 512, "qwen_image": 1024, "sd3": 512}
+    assert limits == {family: spec.text_limit for family, spec in FAMILIES.items() if spec.text_limit is not None}
     for family, most in limits.items():
-        kind = resolve(POLICIES, family, label="policy").options_type
-        build(kind, family, {"max_sequence_length": most}, label="options of")
-        with pytest.raises(ConfigError, match=f"less than or equal to {most}"):
-            build(kind, family, {"max_sequence_length": most + 1}, label="options of")
+        settings = [f"model.options.max_sequence_length={most + 1}", "model.attention=null"]
+        with pytest.raises(ConfigError, match=f"takes {most} at most"):
+            check_config(load_config(f"tiny_{family}", settings), rewards=False)
 
 
 def test_classes_that_families_share_are_those_of_a_representative() -> None:

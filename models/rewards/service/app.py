@@ -1,7 +1,7 @@
 """The reward server's HTTP side: a FastAPI app around one reward.
 
 Status codes besides those of ``guarded``: 409 another reward is served, 400 not the protocol, 422 the reward failed for
-these samples, 424 it returned no score per sample, 503 the reward cannot reach a service it needs.
+these samples, 424 it fails for any samples, 503 the reward cannot reach a service it needs.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
         return await door.answered(batcher, await asyncio.to_thread(wire.unpack_request, body))
     except messages.WireError as error:
         raise RefusedRequest(400, f"no request for scores: {error}") from None
-    except MalformedError as error:
-        raise RefusedRequest(424, str(error)) from None
     except RewardServiceError as error:
         raise RefusedRequest(503, str(error)) from None
-    except FlowmillError as error:
-        raise RefusedRequest(422, str(error)) from None
     except OF_SAMPLES as error:
-        raise RefusedRequest(422, f"{type(error).__name__}: {error}") from None
+        known = isinstance(error, FlowmillError)
+        detail = str(error) if known else f"{type(error).__name__}: {error}"
+        raise RefusedRequest(424 if isinstance(error, MalformedError) else 422, detail) from None
+    except FlowmillError as error:
+        raise RefusedRequest(424, str(error)) from None
     except OSError as error:
         raise RefusedRequest(503, f"{type(error).__name__}: {error}") from None

@@ -62,10 +62,9 @@ class TextSet(Correctable):
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
         if read is not None:
-            # Chats of data may be longer before their answer than any prompt; this counts their other answers, too.
-            lengths = [self.reader.shape("tokens", sample)[0] for sample in range(len(self.reader))]
-            before = np.array(lengths, np.int64) - self.reader.log_probs.sizes
-            read = replace(read, longest=max(read.longest, int(before.max(initial=0))))
+            # Chats of data may be longer before their answer than any prompt.
+            masks = (self.reader.array("token_mask", sample) for sample in range(len(self.reader)))
+            read = replace(read, longest=max(read.longest, *(int(np.argmax(mask)) for mask in masks), 0))
         self._read, self._shares_prompts = read, shares_prompts
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}

@@ -17,11 +17,10 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from flowmill.configs.errors import RewardError, RewardServiceError
+from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.factory import make_reward
 from flowmill.models.rewards.remote import RemoteReward
-from flowmill.models.rewards.returned import MalformedError
 from flowmill.models.rewards.service import guarded, wire
 from flowmill.models.rewards.service.app import Served, make_app
 from flowmill.models.rewards.service.batching import Limits
@@ -73,6 +72,8 @@ class Raising:
             raise RewardServiceError("the judge gives no answer")
         if self.kind == "file":
             raise FileNotFoundError(2, "no such file", "two.png")
+        if self.kind == "setup":
+            raise ConfigError("a template is missing")
         if self.kind == "disk":
             raise OSError(5, "the disk is gone")
         return [1.0] * (len(media) + 1)
@@ -83,7 +84,8 @@ class Raising:
     [
         ("endpoint", 503, None),
         ("disk", 503, None),
-        ("count", 424, MalformedError),
+        ("count", 424, ConfigError),
+        ("setup", 424, ConfigError),
         ("file", 422, RewardError),
     ],
 )

@@ -201,6 +201,16 @@ def test_base64_is_read_wherever_columns_name_it(
     assert contents == expected[: len(contents)]
 
 
+def test_base64_is_an_image_only_where_a_sample_is_one(tmp_path: Path) -> None:
+    both = {"a": "q", "b": URL, "label": 0}
+    (pair,) = read(tmp_path, [{"prompt": "q", **both}], PAIR, texts=True).rows
+    assert [sample.text for sample in pair.samples] == [URL, "q"]
+    inside = [{"prompt": "q", "out": {"file": "0.png", "thumb": URL}}]
+    (row,) = read(tmp_path, inside, {"sample": "out.file"}, texts=False, keep=["out"]).rows
+    assert row.samples[0].path == "0.png"
+    assert row.metadata["out"] == inside[0]["out"]
+
+
 def _documented() -> list[tuple[str, str, str]]:
     page = (ROOT / "docs" / "own-data.md").read_text()
     return re.findall(r"^\| `(\{.*?\})`(?:[,;][^|]*)? \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)
