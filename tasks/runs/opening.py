@@ -38,7 +38,7 @@ from flowmill.tasks.specs.graph import HELD_OUT, RENDERER
 _CUT = "rollout.groups_per_shard"
 _ALGORITHM = "optimize.algorithm.name"
 #: Settings of a store wherever it is.
-_OF_STORE = frozenset(StoreSection.model_fields) - {"root", "cache"}
+_OF_STORE = set(StoreSection.model_fields) - {"root", "cache"}
 #: Records that each start of a run writes, by the name below its folder.
 _STARTED = frozenset({"run.json", "configs", "needs", "states", "tracking"})
 
