@@ -43,8 +43,8 @@ def check_command(
 ) -> None:
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     say(f"reading {path}", quiet=as_json)
-    values = {"config": str(path), "overrides": overrides or [], "root": chosen_root(None)}
-    requests = chained(checked(values, PipelineRequest, lambda mistake: "flowmill check"))
+    fields = {"config": str(path), "overrides": overrides or [], "root": chosen_root(None)}
+    requests = chained(checked(fields, PipelineRequest, lambda mistake: "flowmill check"))
     configs = [resolved_config(each) for each in requests]
     from flowmill.tasks.checks.names import check_names, check_places
 

@@ -36,7 +36,7 @@ def _of_kind(plan: RunPlan) -> Iterator[Refusal]:
     config, requires, modality, name = plan.config, plan.requires, plan.modality, kind_name(plan.config)
     facts, longest, spec = Trained(config=config, requires=requires), modality.longest(config), plan.family_spec
     policy, overlong, stop_kl = config.model.policy, config.advantage.overlong, config.optimize.stop_kl
-    denoises = {str(family.kind): family.denoises for family in FAMILIES.values()}
+    denoises: dict[str, bool] = {family.kind: family.denoises for family in FAMILIES.values()}
     if policy in FAMILIES and denoises.get(name, spec.denoises) != spec.denoises:
         yield Refusal("model.kind", f"model.policy '{policy}' is of the kind '{spec.kind}'", "Remove it")
     if requires.kind != (modality.trained_as or name):

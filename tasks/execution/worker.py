@@ -108,7 +108,7 @@ def run_share(run: StageRun, executor: Executor, ranks: Ranks, board: KeyValueSt
         if not is_due:
             run.forget(shard)
         elif ranks.first:
-            run.work_on(shard)()
+            run.work_on(shard, is_due=True)()
             board.post(f"committed/{shard.name}", "")
         else:
             run.join_shard(shard)

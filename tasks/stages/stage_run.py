@@ -81,7 +81,7 @@ class StageRun:
             for shard in shards:
                 names.append(shard.name)
                 try:
-                    commit = partial(finished, self._execute(shard))
+                    commit = partial(finished, self.work_on(shard))
                 except Exception:
                     # If the shard before failed too, its error is raised.
                     behind.wait()
@@ -99,16 +99,7 @@ class StageRun:
 
     def run_shard(self, shard: Shard) -> ShardRecord:
         """Run and commit one shard; a shard that is committed already is returned as it is."""
-        return self._execute(shard)()
-
-    def _execute(self, shard: Shard) -> Callable[[], ShardRecord]:
-        """Run a shard unless it is committed; return the function that commits it, on any thread."""
-        with self.named(shard):
-            committed = self.store.record(self.ref, shard.name)
-        if committed is not None:
-            self.forget(shard)
-            return lambda: committed
-        return self.work_on(shard)
+        return self.work_on(shard)()
 
     def is_due(self, shard: Shard) -> bool:
         """Return whether a shard is not committed."""
@@ -119,10 +110,18 @@ class StageRun:
         """Forget this process's results of a shard: another one may have committed other bytes."""
         self.stage.context.recent.forget(self.ref, shard.name)
 
-    def work_on(self, shard: Shard) -> Callable[[], ShardRecord]:
-        """Run a shard; return the function that commits it, on any thread."""
+    def work_on(self, shard: Shard, *, is_due: bool = False) -> Callable[[], ShardRecord]:
+        """Run a shard unless it is committed; return the function that commits it, on any thread.
+
+        Args:
+            is_due: it is not committed, or is worked on anyway, as other ranks do.
+        """
         stage = self.stage
         with self.named(shard), ExitStack() as stack:
+            committed = None if is_due else self.store.record(self.ref, shard.name)
+            if committed is not None:
+                self.forget(shard)
+                return lambda: committed
             stack.enter_context(named_disk(self.store.root.disk))
             folder = stack.enter_context(self.store.root.staging())
             if stage.parts:

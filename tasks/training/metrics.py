@@ -73,6 +73,8 @@ class RowFigures:
         parts: dict[str, tuple[Tensor, Tensor]] = {}
         if "ratio" in figures:
             parts |= {f"ratio_step{i}": (figures["ratio"], steps == i) for i in steps.unique().tolist()}
+        # Algorithms of one's own may clip nothing.
+        if {"clip_high", "clip_low"} <= figures.keys():
             clipped = figures["clip_high"] + figures["clip_low"]
             parts |= {f"{_CLIP_AGE}{age}": (clipped, ages == age) for age in ages.unique().tolist()}
         if int(ages.max()) > 0 and self._importance:

@@ -121,7 +121,7 @@ def test_a_run_that_cannot_be_the_start_is_refused_before_any_work(write: Write,
 
 def test_what_is_refused_of_one_of_two_runs_names_it(write: Write) -> None:
     path = write({"optimize": {"algorithm": "dpo"}})
-    with pytest.raises(ConfigError, match=r"^run 'tuned': data: optimize\.algorithm 'dpo' compares"):
+    with pytest.raises(ConfigError, match=r"^run 'tuned': data: optimize.algorithm 'dpo' compares"):
         check_command(Path(path))
 
 

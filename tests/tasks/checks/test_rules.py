@@ -119,6 +119,7 @@ CASES = {
         optimize.replay={steps: 8}
     """,
     "tiny_flux1": """
+        model.kind=tokens
         optimize.algorithm={name: nft, options: {times: {kind: timesteps}}}; rollout.plan={name: final}
         execution.processes=2; execution.context_parallel=2; model.compile=true
     """,

@@ -481,7 +481,7 @@ def test_a_shard_that_another_run_commits_first_no_rank_works_on(
     run_epoch(context, 1)
     run = StageRun(make_stage(context, "optimize", 1))
     monkeypatch.setattr(run, "pending", lambda: [Shard("policy")])
-    monkeypatch.setattr(run, "work_on", lambda shard: pytest.fail("rank 0 works alone"))
+    monkeypatch.setattr(run, "work_on", lambda shard, is_due: pytest.fail("rank 0 works alone"))
     for name in ("join_shard", "joined"):
         monkeypatch.setattr(run, name, lambda shard: pytest.fail("rank 1 has trained nothing"))
     board = KeyValueStore(HashStore())
