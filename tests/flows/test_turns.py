@@ -195,7 +195,7 @@ def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.M
     assert state.is_failed()
     assert state.message == (
         "Run 'small' has no optimize for epoch 4: 0 of its 2 epochs are trained. Train it further: "
-        "flowmill run CONFIG --name small --set run.epochs=4\n"
+        f"flowmill run CONFIG --name small --set run.epochs=4 --root {root}\n"
         f"Committed data stays. To go on: flowmill stage optimize --run small --root {root} --epoch 5"
     )
     for logger in ("prefect.flow_runs", "prefect.engine"):
