@@ -98,8 +98,11 @@ def _silenced() -> Iterator[None]:
 
 def outcome(state: Any) -> Any:
     """Return the result of a flow run from its final state; flowmill's own errors and signals propagate unchanged."""
-    if state.is_cancelled():
-        raise CancelledError(state.message)
+    if state.is_cancelling():
+        # It was cancelled before it began, so no process ends it.
+        _end_cancelled(state.state_details.flow_run_id)
+    if state.is_cancelled() or state.is_cancelling():
+        raise CancelledError(state.message or "the flow run was cancelled before it began")
     result = state.result(raise_on_failure=False)
     if isinstance(result, BaseException):
         stop_if_interrupted(result)
@@ -108,6 +111,16 @@ def outcome(state: Any) -> Any:
     if isinstance(result, BaseException):
         raise FlowmillError(_explain(result)) from result
     return result
+
+
+def _end_cancelled(flow_run: Any) -> None:
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectException
+    from prefect.states import Cancelled
+
+    with contextlib.suppress(PrefectException, httpx.HTTPError), get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run, Cancelled(), force=True)
 
 
 def stop_if_interrupted(error: BaseException) -> None:

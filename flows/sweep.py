@@ -127,7 +127,7 @@ def _in_turn(requests: Mapping[str, PipelineRequest]) -> dict[str, str]:
         check_cancelled()
         process_state.reporter().message(f"variant {name}")
         state: State[Any] = pipeline(request, return_state=True)  # type: ignore[assignment]
-        if state.is_cancelled():
+        if state.is_cancelled() or state.is_cancelling():
             raise CancelledError(state.message or "cancelled")
         if not state.is_completed():
             error = state.result(raise_on_failure=False)

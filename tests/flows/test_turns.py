@@ -14,16 +14,16 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.states import Running
 
-from flowmill.configs.errors import ConfigError, RunConflictError
+from flowmill.configs.errors import CancelledError, ConfigError, RunConflictError
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import scheduled_runs, stages
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import GPU_SLOTS, StageRequest
-from flowmill.flows.run_in_process import on_server
+from flowmill.flows.run_in_process import on_server, outcome
 from flowmill.flows.scheduled_runs import end_lost, turn
 from flowmill.flows.stages import FLOWS
 from flowmill.storage.backends.process_tags import is_gone, tag
@@ -124,6 +124,19 @@ def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> N
                 pass
         finally:
             client.delete_global_concurrency_limit_by_name(GPU_SLOTS)
+
+
+def test_a_flow_run_that_is_cancelled_before_it_begins_ends(context: RunContext) -> None:
+    with get_client(sync_client=True) as client:
+        cancelled = client.create_flow_run(pipeline, state=Running()).id
+        client.set_flow_run_state(cancelled, State(type=StateType.CANCELLING), force=True)
+        state = client.read_flow_run(cancelled).state
+        assert state is not None
+        with pytest.raises(CancelledError, match="before it began"):
+            outcome(state)
+        state = client.read_flow_run(cancelled).state
+    assert state is not None
+    assert state.type == StateType.CANCELLED
 
 
 def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunContext) -> None:
