@@ -89,11 +89,6 @@ class ExecutionSection(Section):
         return self.processes * self.nodes
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether ranks run on machines whose devices this one does not know."""
-        return self.nodes > 1 or (self.ranks > 1 and self.launcher.name != "local")
-
-    @property
     def parameters_in_host(self) -> bool:
         """True if parameters and gradients are kept in host memory."""
         return self.offload in (True, "parameters")

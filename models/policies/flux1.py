@@ -4,26 +4,17 @@ Kontext (FluxKontextPipeline), which edits an image: its latents are appended to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.models.policies.diffusion import Images, PipelineCall
 from flowmill.models.policies.parts import Part
-from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
+from flowmill.models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
 from flowmill.models.policies.tokenization import CLIP_LIMIT, Reader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flux1Options:
-    """Options of both families."""
-
-    max_sequence_length: PositiveInt = 512
-    """T5 tokens, which prompts are padded to; the pipelines take 512 at most."""
 
 
 class Flux1(PipelinePolicy):
@@ -31,7 +22,7 @@ class Flux1(PipelinePolicy):
 
     pipeline_name = "FluxPipeline"
     family = "flux1"
-    options_type: ClassVar[type[Any]] = Flux1Options
+    options_type: ClassVar[type[Any]] = TextOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     unused_parts: ClassVar[tuple[str, ...]] = ("image_encoder", "feature_extractor")
     readers: ClassVar[tuple[Reader, ...]] = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from flowmill.configs.model_families import spec_of
@@ -31,6 +33,15 @@ from flowmill.models.text.control_tokens import as_text, first_mark
 from flowmill.models.weights.lora_files import save_lora
 from flowmill.models.weights.lora_start import pipeline_adapter
 from flowmill.models.weights.sharding import units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """Options of families whose only option is the length of text."""
+
+    max_sequence_length: PositiveInt = 512
+    """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
+
 
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
@@ -25,20 +23,11 @@ _TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QwenImageOptions:
-    """Options of the family."""
-
-    max_sequence_length: PositiveInt = 512
-    """Tokens of text, which prompts are padded to; the pipeline takes 1024 at most."""
-
-
 class QwenImage(Flux1):
     """Adapter for QwenImagePipeline; latents are packed, (B, tokens, 64)."""
 
     pipeline_name = "QwenImagePipeline"
     family = "qwen_image"
-    options_type: ClassVar[type[Any]] = QwenImageOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     # The pipeline reads at most 1024 tokens of text, and drops those of its template.
     readers: ClassVar[tuple[Reader, ...]] = (

@@ -6,25 +6,15 @@ The guidance scale is one more than in the pipeline, where 0 turns it off, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveInt
 from torch import Tensor
 
 from flowmill.models.policies.diffusion import Images
-from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows
+from flowmill.models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 from flowmill.models.policies.tokenization import Reader, as_message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZImageOptions:
-    """Options of the family."""
-
-    max_sequence_length: PositiveInt = 512
-    """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
 
 
 class ZImage(PipelinePolicy):
@@ -32,8 +22,8 @@ class ZImage(PipelinePolicy):
 
     pipeline_name = "ZImagePipeline"
     family = "z_image"
-    options_type = ZImageOptions
-    options: ZImageOptions
+    options_type = TextOptions
+    options: TextOptions
     text_parts = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer", written=as_message(enable_thinking=True)),)
     blocks = ("noise_refiner", "context_refiner", "layers")

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flowmill.models.policies.diffusion import DiffusionSettings
-from flowmill.models.policies.flux1 import Flux1Kontext, Flux1Options
+from flowmill.models.policies.flux1 import Flux1Kontext
+from flowmill.models.policies.pipeline import TextOptions
 from flowmill.models.quickstart.base import Report
 from flowmill.models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
 from flowmill.models.quickstart.pretrain import as_pixels, noised, normalized_latents, train_autoencoder, train_flow
@@ -54,7 +55,7 @@ class DigitEditsBuilder:
         sources, edited, texts = _edits(self.images)
         pixels = as_pixels(np.concatenate([sources, edited]))
         train_autoencoder(pipeline.vae, pixels, self.vae_steps, report)
-        options = Flux1Options(max_sequence_length=_TOKENS)
+        options = TextOptions(max_sequence_length=_TOKENS)
         policy = Flux1Kontext(pipeline, DiffusionSettings(height=HEIGHT, width=WIDTH), options)
         started, clean = policy.packed(normalized_latents(pipeline.vae, pixels)).chunk(2)
         modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder_2]).requires_grad_(True)

@@ -92,7 +92,7 @@ def check_execution(plan: ResolvedConfig) -> None:
 def check_devices(config: RunConfig) -> None:
     """Check that this machine has the configured devices of models and rewards, if the run executes here."""
     execution = config.execution
-    if execution.elsewhere:
+    if execution.nodes > 1 or (execution.ranks > 1 and execution.launcher.name != "local"):
         return
     if execution.device != "cpu":
         chosen_device(execution.device, execution.processes - 1)

@@ -63,8 +63,10 @@ def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
             yield whole
             if target == Path.cwd().resolve():
                 # A shell would stay in a folder that is moved away.
-                for file in sorted(whole.iterdir()):
-                    file.replace(target / file.name)
+                (aside / "before").mkdir()
+                for source, place in ((target, aside / "before"), (whole, target)):
+                    for file in sorted(source.iterdir()):
+                        file.rename(place / file.name)
                 return
             if target.exists():
                 target.rename(aside / "before")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,11 +89,9 @@ def _errors(repo: str, endpoint: str) -> Iterator[None]:
 
 def for_hub(card: str, repo: str) -> str:
     """Return a card whose snippet loads the repository instead of the card's folder."""
-    for here in (HERE_WHOLE, HERE):
-        card = card.replace(here, json.dumps(repo))
-    # Those of transformers and peft name the folder in calls alone.
-    card = re.sub(r'(from_pretrained\((?:model, )?)"\."\)', lambda match: f"{match[1]}{json.dumps(repo)})", card)
-    return card.replace(_IN_PLACE, "Runs as pasted,")
+    return (
+        card.replace(HERE_WHOLE, json.dumps(repo)).replace(HERE, json.dumps(repo)).replace(_IN_PLACE, "Runs as pasted,")
+    )
 
 
 def _for_hub(name: str, path: Path, repo: str) -> Path | bytes:

@@ -119,18 +119,16 @@ def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
 
 def rollout_reward(chain: Chain, epoch: int) -> float | None:
     """Return the same of an epoch's rollout; None before all its scores, and if ``weighted_rewards`` has none."""
-    entries = {section.slot: chain.find(epoch, "score", section.slot) for section in chain.config.rewards}
-    manifests = {slot: None if entry is None else chain.store.manifest(entry.ref) for slot, entry in entries.items()}
-    if not all(manifests.values()):
-        return None
-    every = {section.slot: section for section in chain.config.rewards}
-    scores = {
-        slot: _with_coverage(chain.store, entry.ref, {"": manifest.summary}, every[slot])[""]
-        for (slot, manifest), entry in zip(manifests.items(), entries.values(), strict=True)
-        if manifest and entry
-    }
-    # A reward whose sources the epoch draws no prompt of has no figures.
-    return weighted_rewards(chain.config, {"": {slot: each for slot, each in scores.items() if each}}).get("")
+    scores: dict[str, dict[str, float]] = {}
+    for section in chain.config.rewards:
+        entry = chain.find(epoch, "score", section.slot)
+        manifest = None if entry is None else chain.store.manifest(entry.ref)
+        if entry is None or manifest is None:
+            return None
+        figures = _with_coverage(chain.store, entry.ref, {"": manifest.summary}, section)[""]
+        # A reward whose sources the epoch draws no prompt of has none.
+        scores |= {section.slot: figures} if figures else {}
+    return weighted_rewards(chain.config, {"": scores}).get("")
 
 
 def _with_coverage(

@@ -11,6 +11,7 @@ from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_CONFIG
 from flowmill.tasks.export.card import quantized_notes
 from flowmill.tasks.export.provenance import data_section
+from flowmill.tasks.export.publish import HERE
 from flowmill.tasks.inputs.base_model import BaseModel, license_files
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.weight_sources import PIPELINE, Weights
@@ -22,20 +23,22 @@ from flowmill.tasks.modalities.tokens.run_prompts import prompts_in
 if TYPE_CHECKING:
     from flowmill.tasks.modalities.modality import ExportRequest
 
-_MODEL = """from transformers import {auto}, {reader}
+_MODEL = f"""from transformers import {{auto}}, {{reader}}
 
-model = {auto}.from_pretrained(".")"""
-_ADAPTER = """from peft import PeftModel
-from transformers import {auto}, {reader}, GenerationConfig
+folder = {HERE}
+model = {{auto}}.from_pretrained(folder)"""
+_ADAPTER = f"""from peft import PeftModel
+from transformers import {{auto}}, {{reader}}, GenerationConfig
 
-model = {auto}.from_pretrained({base})
+folder = {HERE}
+model = {{auto}}.from_pretrained({{base}})
 # That of the base model may change probabilities, and end texts elsewhere.
-model.generation_config = GenerationConfig.from_pretrained(".")
-model = PeftModel.from_pretrained(model, ".")"""
+model.generation_config = GenerationConfig.from_pretrained(folder)
+model = PeftModel.from_pretrained(model, folder)"""
 #: How prompts are read.
 _READERS = {
-    "AutoTokenizer": 'tokenizer = AutoTokenizer.from_pretrained(".")',
-    "AutoProcessor": 'processor = AutoProcessor.from_pretrained(".")\ntokenizer = processor.tokenizer',
+    "AutoTokenizer": "tokenizer = AutoTokenizer.from_pretrained(folder)",
+    "AutoProcessor": "processor = AutoProcessor.from_pretrained(folder)\ntokenizer = processor.tokenizer",
 }
 #: Replaces the clock of a template: fixed dates, by format.
 _CLOCK = "{{% macro strftime_now(format) %}}{{{{ {dates}[format] }}}}{{% endmacro %}}"

@@ -182,7 +182,7 @@ def with_guidance(cost: Cost, config: RunConfig) -> Cost:
     return replace(cost, **{name: copies * getattr(cost, name) for name in names})
 
 
-_USAGE = """processor = AutoProcessor.from_pretrained(".")
+_USAGE = """processor = AutoProcessor.from_pretrained(folder)
 {text}
 inputs = processor(text=text, generation_mode="image", return_tensors="pt")
 drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}

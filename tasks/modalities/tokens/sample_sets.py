@@ -162,27 +162,29 @@ class TextSet(Correctable):
 
     def beginnings(self, samples: np.ndarray) -> np.ndarray:
         """Return a number for the tokens before each text: chats of one prompt may have others after it."""
-        numbers: dict[tuple[int, bytes], int] = {}
-        keys = ((int(self.reader.prompt_rows[each]), self._beginning(each)) for each in samples.tolist())
-        return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        return np.array(self._numbers(self.reader.prompt_rows, samples.tolist()))
 
-    def _beginning(self, sample: int) -> bytes:
-        tokens, mask = (self.reader.array(name, sample) for name in ("tokens", "token_mask"))
-        return tokens[: int(np.argmax(mask))].tobytes()
+    def _numbers(self, groups: np.ndarray, samples: Sequence[int]) -> list[int]:
+        """Return a number for the group of each sample and the tokens before its text."""
+        numbers, chosen = dict[tuple[int, bytes], int](), list[int]()
+        for sample in samples:
+            tokens, mask = (self.reader.array(name, sample) for name in ("tokens", "token_mask"))
+            key = int(groups[sample]), tokens[: int(np.argmax(mask))].tobytes()
+            chosen.append(numbers.setdefault(key, len(numbers)))
+        return chosen
 
     def under_prompts_of(self, batch: Batch, samples: Sequence[int]) -> TokenBatch:
-        """Return the texts after the prompts of other samples: both fit, as rows have at most ``longest`` tokens before
-        a text and ``max_new`` of it."""
+        """Return the texts after the prompts of other samples, cut to the widest row of the run."""
         assert self._read is not None
-        read, ids, masks = self._read, [], []
+        read, most, ids, masks = self._read, self._read.widths.most, [], []
         for (own, _), other in zip(batch.keys, samples, strict=True):
             mask, other_mask = (self.reader.array("token_mask", each).astype(bool) for each in (own, other))
             text, prompt = (self.reader.array("tokens", each) for each in (own, other))
             begins, ends = int(np.argmax(mask)), int(np.argmax(other_mask))
-            joined = np.concatenate([prompt[:ends], text[begins:]])
+            joined = np.concatenate([prompt[:ends], text[begins:]])[:most]
             name = self.reader.prompt_ids[self.reader.prompt_rows[other]]
             ids.append(read.with_images(name, joined, partial(self.reader.id_and_metadata, other)))
-            masks.append(np.concatenate([np.zeros(ends, np.bool_), mask[begins:]]))
+            masks.append(np.concatenate([np.zeros(ends, np.bool_), mask[begins:]])[:most])
         rows = padded_rows(ids, self.device, read.widths)
         chosen = chosen_rows(rows.shape[1], masks, [each[each] for each in masks], device=self.device).bool()
         return replace(expect(batch, TokenBatch), ids=rows, mask=chosen, reference=None, shared=None)
@@ -197,8 +199,6 @@ class TextSet(Correctable):
         self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths
     ) -> SharedPrompts:
         """Pack the rows of samples, which the further rows of ``ids`` fill up with copies of the last one."""
-        count, numbers = len(samples), dict[tuple[int, bytes], int]()
-        keys = [(int(self.reader.groups[sample]), self._beginning(sample)) for sample in samples]
-        groups = [numbers.setdefault(key, len(numbers)) for key in keys]
+        count, groups = len(samples), self._numbers(self.reader.groups, samples)
         prompts, texts = ([int(length(mask)) for mask in masks[:count]] for length in (np.argmax, len))
         return share_prompts(ids[:count], prompts, texts, groups, widths).filled(len(ids))

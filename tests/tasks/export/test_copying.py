@@ -52,8 +52,9 @@ def test_the_working_directory_and_the_target_of_a_link_are_filled(
     disk.mkdir()
     link.symlink_to(disk)
     monkeypatch.chdir(here)
+    (here / "old").write_text("0")
     for target in (Path(), link):
-        with new_folder(target) as folder:
+        with new_folder(target, over=["old"]) as folder:
             (folder / "first").write_text("1")
     assert os.listdir(".") == os.listdir(disk) == ["first"]
     assert link.is_symlink()

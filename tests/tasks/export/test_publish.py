@@ -140,8 +140,6 @@ def test_only_what_was_exported_is_published(store: ArtifactStore) -> None:
 
 def test_the_card_of_a_repository_names_it() -> None:
     assert for_hub(CARD, "ann/signs").splitlines()[-1] == 'folder = "ann/signs"'
-    loads = 'model = PeftModel.from_pretrained(model, ".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
-    assert for_hub(loads, "ann/signs") == loads.replace('"."', '"ann/signs"')
 
 
 def test_what_lies_beside_an_export_is_not_published_nor_copied(store: ArtifactStore, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from flowmill.tasks.modalities.tokens.exporting import write_model
 from flowmill.tasks.modalities.tokens.text import Stops
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
+from tests.support.cards import assert_repository
 from tests.support.inside import prepare, run_epoch, run_stage, stored_shards, updates_of
 from tests.support.language_models import texts_config, write_language_model
 
@@ -222,6 +223,7 @@ def test_the_cards_call_draws_from_the_plain_softmax_and_stops_where_the_run_doe
     run_stage(context, "export", 1)
     folder = exported_folder(context.store, context.chain.target(Node(1, "export")))
     card = (folder / "README.md").read_text()
+    assert_repository(card)
     call = re.search(r"ids = model\.generate\(\*\*inputs, max_new_tokens=4, \*\*drawn(.*)\)\n", card)
     assert call is not None
     assert call[1] == ', stop_strings=["9", "4"], tokenizer=tokenizer'

@@ -27,6 +27,7 @@ from flowmill.tasks.modalities.tokens.run_prompts import prompts_in, read_prompt
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.plan import RunPlan
+from tests.support.cards import assert_repository
 from tests.support.given import picture, write_jsonl
 from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stored_shards, updates_of
 from tests.support.unified_models import TEMPLATE, unified_data
@@ -122,7 +123,9 @@ def test_the_export_draws_in_plain_transformers(trained: RunContext, tmp_path: P
     with torch.no_grad():
         own = held.policy.logits(row)[0, inputs["input_ids"].shape[1] - 1 : -1].argmax(-1)
     assert own.tolist() == ids[0].tolist()
-    assert 'generation_mode="image", guidance_scale=3.0' in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert 'generation_mode="image", guidance_scale=3.0' in card
+    assert_repository(card)
 
 
 def test_full_weights_are_trained_and_exported(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.tokens.run_prompts import read_prompts
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.context import RunContext
+from tests.support.cards import assert_repository
 from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stored_shards, updates_of
 from tests.support.vision_classes import vision_data
 
@@ -171,6 +172,7 @@ def test_the_export_is_what_was_evaluated(trained: RunContext) -> None:
         assert torch.allclose(own, held.policy.logits(torch.tensor([ids])), atol=1e-5)
     assert (folder / "preprocessor_config.json").is_file()
     card = (folder / "README.md").read_text()
+    assert_repository(card)
     assert "AutoModelForImageTextToText.from_pretrained(" in card
     assert '"type": "image"' in card
 
