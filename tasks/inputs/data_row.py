@@ -16,7 +16,7 @@ from flowmill.storage.names import inside
 from flowmill.tasks.inputs.chats import check_columns, history_of, is_chat, read_chat, read_replies
 from flowmill.tasks.inputs.data_file import DataFile
 from flowmill.tasks.inputs.prompt_rows import ImageSource, file_below, images_of, kind_of, metadata_of, text_of
-from flowmill.tasks.inputs.prompts import IMAGE, Prompt
+from flowmill.tasks.inputs.prompts import IMAGE, Prompt, Seen, seen
 from flowmill.tasks.inputs.rows.bounds import too_many_bytes
 from flowmill.tasks.inputs.rows.read import folder_of
 from flowmill.tasks.inputs.rows.remote import is_remote
@@ -88,6 +88,13 @@ class DataRow:
     def prompts(self) -> list[Prompt]:
         """The prompt with each caption."""
         return [prompt_of(text, self.metadata, self.image) for text in self.captions or (self.text,)]
+
+    @property
+    def seen_prompts(self) -> list[Seen]:
+        """The prompts as ``seen`` returns them. Messages before the answer of a chat stand where an image does, as
+        chats have no images: equal first messages do not make two questions equal."""
+        history = history_of(self.samples[0])
+        return [(text, history or image) for text, image in map(seen, self.prompts)]
 
     @property
     def empty_prompt(self) -> Prompt:

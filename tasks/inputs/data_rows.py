@@ -20,7 +20,7 @@ from flowmill.tasks.inputs.chats import history_of
 from flowmill.tasks.inputs.columns import shaped, used_columns
 from flowmill.tasks.inputs.data_row import DataRow, prompt_of, read_row, restored_image, stored_image
 from flowmill.tasks.inputs.data_spool import Spool
-from flowmill.tasks.inputs.prompts import Prompt, Seen, seen
+from flowmill.tasks.inputs.prompts import Prompt, Seen
 from flowmill.tasks.inputs.rows.bounds import content_bytes
 from flowmill.tasks.inputs.rows.read import Row, read_again, source_rows
 from flowmill.tasks.inputs.rows.remote import is_remote
@@ -53,7 +53,7 @@ class DataRows:
 
 def contents_of(row: DataRow) -> tuple[str | Seen, ...]:
     """Return the content of prompts and samples."""
-    return (*map(seen, row.prompts), *(sample.key for sample in row.samples))
+    return (*row.seen_prompts, *(sample.key for sample in row.samples))
 
 
 def read_data_rows(
@@ -85,7 +85,7 @@ def _read_source(reading: _Reading, section: DataSection, heldout: frozenset[See
                 raise row
             parts = [read_row(each, section, place, texts=texts) for each in shaped(row, section, place, texts=texts)]
             for part in parts:
-                if heldout and not heldout.isdisjoint(map(seen, part.prompts)):
+                if heldout and not heldout.isdisjoint(part.seen_prompts):
                     raise DataError(
                         f"{part.place}: the prompt {part.text[:60]!r} is in prompts.heldout too, whose evaluation "
                         "would not be of held-out prompts. Remove it from one of the two."

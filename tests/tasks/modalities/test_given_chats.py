@@ -15,7 +15,7 @@ from flowmill.configs.load import parse_config
 from flowmill.configs.tokens import TokensSection
 from flowmill.models.text.continuations import part_text
 from flowmill.tasks.inputs.chats import Message
-from flowmill.tasks.inputs.data_rows import read_data_rows
+from flowmill.tasks.inputs.data_rows import contents_of, read_data_rows
 from flowmill.tasks.modalities.tokens.data_texts import chat_tokens
 from flowmill.tasks.modalities.tokens.prompts import Prompts
 from tests.models.text.test_control_tokens import HOSTILE, tokenizer
@@ -258,3 +258,25 @@ def test_only_rated_chats_with_a_history_have_other_identities_than_by_their_fir
     ]
     assert found[:3] == earlier
     assert found[3] != "0180c4a1d897c9f6444022ae3708ce91"
+
+
+def test_chats_are_held_out_by_all_messages_before_the_answer(tmp_path: Path) -> None:
+    """Many chats begin with the same greeting."""
+
+    def rows(name: str, *questions: tuple[str, ...]) -> DataSection:
+        """Return a section of rows, each with user and assistant in turns and an answer of its own."""
+        prompts = [
+            [message(("user", "assistant")[turn % 2], text) for turn, text in enumerate(texts)] for texts in questions
+        ]
+        answers = [[message("assistant", f"{name} {number}")] for number in range(len(questions))]
+        written = [{"prompt": each, "completion": answer} for each, answer in zip(prompts, answers, strict=True)]
+        return DataSection(train=str(write_jsonl(tmp_path / name, written)), sample="completion", bad_rows="leave_out")
+
+    section = rows("train", ("Hello", "Hi", "one and one?"), ("Hello",), ("Hello", "Hi", "one?"))
+    places = [row.place for row in read_data_rows(section).rows]
+    assert len(places) == 3
+    alone = read_data_rows(section, frozenset({("hello", None)}))
+    assert [place for place, _ in alone.refused] == places[1:2]
+    held = read_data_rows(rows("heldout", ("Hello", "Hi", "one?"))).rows
+    apart = frozenset(content for row in held for content in contents_of(row))
+    assert [place for place, _ in read_data_rows(section, frozenset(), apart).refused] == places[2:]
