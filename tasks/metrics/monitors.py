@@ -6,17 +6,12 @@ reward hacking.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from flowmill.configs.errors import CorruptError
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.metrics.evaluations import rollout_reward
 from flowmill.tasks.runs.chain import Chain
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def fallen_monitors(chain: Chain) -> Iterator[tuple[str, int, str]]:
@@ -24,22 +19,29 @@ def fallen_monitors(chain: Chain) -> Iterator[tuple[str, int, str]]:
     words; reads manifests only."""
     if not chain.config.monitors:
         return
+    import torch
+
     from flowmill.tasks.algorithms.trends import ends, first_opposed, opposed_window
 
-    epochs = range(1, chain.config.run.epochs + 1)
     # Standardized or estimated rewards have the same mean in every epoch.
-    rewards = _until_none(rollout_reward(chain, epoch) for epoch in epochs)
+    rewards = {epoch: rollout_reward(chain, epoch) for epoch in range(1, chain.config.run.epochs + 1)}
     for section in chain.config.monitors:
-        values = _until_none(_mean(chain, section.slot, epoch) for epoch in epochs)
-        count = min(len(rewards), len(values))
-        epoch = first_opposed(rewards[:count], values[:count])
-        size = None if epoch is None else opposed_window(rewards[:epoch], values[:epoch])
-        if epoch is None or size is None:
+        # An epoch may have no sample of a monitor's sources.
+        both = [
+            (epoch, earned, mean)
+            for epoch, earned in rewards.items()
+            if earned is not None and (mean := _mean(chain, section.slot, epoch)) is not None
+        ]
+        epochs, sums, values = torch.tensor(both, dtype=torch.float64).reshape(-1, 3).T
+        count = first_opposed(sums, values)
+        size = None if count is None else opposed_window(sums[:count], values[:count])
+        if count is None or size is None:
             continue
         # Means over the first and over the last fourth of the window.
-        reward, value = (ends(each[epoch - size : epoch]) for each in (rewards, values))
+        reward, value = (ends(each[count - size : count]) for each in (sums, values))
+        first, epoch = int(epochs[count - size]), int(epochs[count - 1])
         text = (
-            f"from epoch {epoch - size + 1} to {epoch} the reward rose from {reward[0]:.4g} to {reward[1]:.4g} while "
+            f"from epoch {first} to {epoch} the reward rose from {reward[0]:.4g} to {reward[1]:.4g} while "
             f"the monitor '{section.slot}' fell from {value[0]:.4g} to {value[1]:.4g}: the policy may please the "
             "reward in a way that was not meant. Look at the images, and consider another reward or a KL."
         )
@@ -90,13 +92,6 @@ def shares(chain: Chain, epoch: int) -> dict[str, float]:
     contributed = contributions([part[valid] for part in parts], groups[valid].unique(return_inverse=True)[1])
     slots = [section.slot for section in sections]
     return {} if contributed is None else dict(zip(slots, contributed, strict=True))
-
-
-def _until_none(values: Iterable[float | None]) -> Tensor:
-    """Return a figure by epoch, float64, up to the first incomplete epoch."""
-    import torch
-
-    return torch.tensor(list(itertools.takewhile(lambda each: each is not None, values)), dtype=torch.float64)
 
 
 def _mean(chain: Chain, slot: str, epoch: int) -> float | None:

@@ -27,7 +27,7 @@ from flowmill.tasks.algorithms.trends import (
 )
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.evaluations import rollout_reward
-from flowmill.tasks.metrics.monitors import correlations, shares
+from flowmill.tasks.metrics.monitors import correlations, fallen_monitors, shares
 from flowmill.tasks.metrics.reward_tables import earned
 from flowmill.tasks.specs.graph import Node
 from tests.conftest import FlowmillCommand
@@ -37,6 +37,7 @@ MONITORS = (
     'monitors=[{name: "tests.support.rewards:brightness", label: bright}, '
     '{name: "tests.support.rewards:Constant", label: flat}]'
 )
+MODULE = "flowmill.tasks.metrics.monitors"
 
 
 def test_trends_are_those_of_ranks() -> None:
@@ -182,6 +183,20 @@ def test_a_monitor_that_falls_is_accused() -> None:
     """Slopes in standard deviations of an epoch's noise."""
     assert alarms("normal", 10, slope=1.0) >= 0.8
     assert alarms("normal", 30, slope=0.2) >= 0.9
+
+
+def test_epochs_without_samples_of_a_monitor_are_left_out(monkeypatch: pytest.MonkeyPatch, make_config: Make) -> None:
+    """A reward with ``sources`` has no mean where none of their prompts was drawn."""
+    chain = prepare(make_config("monitors=[{name: pickscore, sources: [a]}]", "run.epochs=40")).chain
+    means = {epoch: None if epoch in (1, 4, 9) else -0.1 * epoch for epoch in range(1, 13)}
+    monkeypatch.setattr(f"{MODULE}.rollout_reward", lambda chain, epoch: 0.1 * epoch if epoch < 13 else None)
+    monkeypatch.setattr(f"{MODULE}._mean", lambda chain, slot, epoch: means.get(epoch))
+    ((slot, epoch, text),) = fallen_monitors(chain)
+    counted = [each for each, mean in means.items() if mean is not None]
+    count = first_opposed(torch.arange(9.0), -torch.arange(9.0))
+    assert count is not None
+    assert (slot, epoch) == ("pickscore", counted[count - 1])
+    assert text.startswith(f"from epoch 2 to {epoch} the reward rose from 0.")
 
 
 def test_a_reward_that_is_noise_accuses_nobody() -> None:
