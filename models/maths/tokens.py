@@ -21,19 +21,23 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """Return log p(ids[t] | ids[<t]), (B, W) float32: position t from the logits at t - 1, position 0 is 0.
 
     Args:
-        logits: (B, W, V).
+        logits: (B, W, V), or without those after the last token, which are not used.
         ids: (B, W) int64.
         temperature: divides logits.
     """
-    return _chosen(torch.log_softmax(logits[:, :-1].float() / temperature, -1), ids)
+    return _chosen(_log_probs(logits, ids, temperature), ids)
 
 
 def log_probs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return ``token_log_probs``, and the entropy of each token's distribution, without gradient. Both are (B, W)
     float32; position 0 is 0."""
-    log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
+    log_p = _log_probs(logits, ids, temperature)
     detached = log_p.detach()
     return _chosen(log_p, ids), torch.nn.functional.pad(-(detached.exp() * detached).sum(-1), (1, 0))
+
+
+def _log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    return torch.log_softmax(logits[:, : ids.shape[1] - 1].float() / temperature, -1)
 
 
 def _chosen(log_p: Tensor, ids: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flowmill.configs.registry import build
 from flowmill.configs.schema import RunConfig
 from flowmill.models.library_loading import quiet_transformers
+from flowmill.models.maths.shared_prompts import SharedPrompts
 from flowmill.models.maths.tokens import log_probs_and_entropy, token_log_probs
 from flowmill.models.policies.attention import LANGUAGE_BACKENDS
 from flowmill.models.policies.base import Policy, PolicySettings
@@ -33,6 +34,7 @@ from flowmill.models.policies.language_classes import (
     cache_name,
     check_causal,
     check_installed,
+    head_reads,
     shared_inputs,
     whole,
 )
@@ -58,7 +60,7 @@ from flowmill.models.weights.quantized import quantization_config
 from flowmill.models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
-    from flowmill.models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.row_tails import UsedOutputs
     from flowmill.models.policies.pictures import Pictures
 
 #: The trained module by its name.
@@ -255,7 +257,7 @@ class CausalLM(Policy):
         modules: Mapping[str, nn.Module] | None = None,
         *,
         hidden: bool = False,
-        shared: SharedPrompts | None = None,
+        used: UsedOutputs = None,
     ) -> Any:
         """Return the model's output for whole rows.
 
@@ -266,15 +268,15 @@ class CausalLM(Policy):
             ids: (B, W) int64, padded on the right with any token.
             modules: modules to call instead of the policy's own (a reference).
             hidden: also return ``hidden_states``; the logits are computed from the last, (B, W, H).
-            shared: call the model with this packed form of the rows; logits (G, 1 + N C, V) are at
-                ``shared.output_positions``.
+            used: the outputs whose logits are used; None: all. Of rows packed by prompt these are (G, 1 + N C, V) at
+                their ``output_positions``; of tails they are (B, K, V), or (B, W, V) of a model without a head.
         """
         model = self.model if modules is None else modules[MODEL]
-        with self._autocast():
-            if shared is None:
-                inputs = self.inputs(model, ids, None, None)
+        with self._autocast(), head_reads(model, used):
+            if isinstance(used, SharedPrompts):
+                inputs = {**shared_inputs(used, self.settings.dtype), "logits_to_keep": used.output_positions}
             else:
-                inputs = {**shared_inputs(shared, self.settings.dtype), "logits_to_keep": shared.output_positions}
+                inputs = self.inputs(model, ids, None, None)
             out = model(**inputs, use_cache=False, output_hidden_states=hidden)
         self.allowed(out.logits)
         return out
@@ -297,42 +299,39 @@ class CausalLM(Policy):
 
 
 class TrainableLM(Trainable):
-    """A trained language model, and the log-probs of its reference. Rows with ``shared`` are computed from its packed
-    form; values of tokens of prompts are then 0."""
+    """A trained language model, and the log-probs of its reference. With ``used`` values of other tokens are 0."""
 
     policy: CausalLM
 
-    def log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> tuple[Tensor, Tensor]:
+    def log_probs(self, ids: Tensor, temperature: float, used: UsedOutputs = None) -> tuple[Tensor, Tensor]:
         """Return the (B, W) log-probs of tokens, with gradient, and entropies, without; see ``CausalLM.forward``."""
-        logits = self.policy.forward(ids, shared=shared).logits
-        return self._of_tokens(log_probs_and_entropy, logits, ids, temperature, shared)
+        logits = self.policy.forward(ids, used=used).logits
+        return self._of_tokens(log_probs_and_entropy, logits, ids, temperature, used)
 
     def log_probs_and_hidden(
-        self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None
+        self, ids: Tensor, temperature: float, used: UsedOutputs = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``log_probs`` and the (B, W, H) last hidden states, without gradient; (G, L, H) of packed rows."""
-        out = self.policy.forward(ids, hidden=True, shared=shared)
-        values = self._of_tokens(log_probs_and_entropy, out.logits, ids, temperature, shared)
+        out = self.policy.forward(ids, hidden=True, used=used)
+        values = self._of_tokens(log_probs_and_entropy, out.logits, ids, temperature, used)
         return *values, out.hidden_states[-1].detach()
 
     @torch.no_grad()
-    def reference_log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> Tensor:
+    def reference_log_probs(self, ids: Tensor, temperature: float, used: UsedOutputs = None) -> Tensor:
         """Return the reference's (B, W) log-probs: its adapters or none, or the frozen copy. Raises RuntimeError if
         full weights are trained and no reference was set."""
         if self.lora is not None:
             with self.reference_adapters():
-                logits = self.policy.forward(ids, shared=shared).logits
+                logits = self.policy.forward(ids, used=used).logits
         else:
             reference = self.frozen["reference"]
             if not reference:
                 raise RuntimeError("set_reference() must be called before reference_log_probs()")
-            logits = self.policy.forward(ids, reference, shared=shared).logits
-        return self._of_tokens(lambda *args: (token_log_probs(*args),), logits, ids, temperature, shared)[0]
+            logits = self.policy.forward(ids, reference, used=used).logits
+        return self._of_tokens(lambda *args: (token_log_probs(*args),), logits, ids, temperature, used)[0]
 
-    def _of_tokens(
-        self, function: Any, logits: Tensor, ids: Tensor, temperature: float, shared: SharedPrompts | None
-    ) -> Any:
+    def _of_tokens(self, function: Any, logits: Tensor, ids: Tensor, temperature: float, used: UsedOutputs) -> Any:
         """Return the results of a function of logits and ids, (B, W) each."""
-        if shared is None:
+        if used is None:
             return function(logits, ids, temperature)
-        return tuple(map(shared.rows, function(shared.tails(logits), shared.tail_ids, temperature)))
+        return tuple(map(used.rows, function(used.tails(logits), used.tail_ids, temperature)))

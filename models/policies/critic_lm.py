@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flowmill.models.library_loading import quiet_transformers
+from flowmill.models.maths.shared_prompts import SharedPrompts
 from flowmill.models.policies.base import Policy, PolicySettings
 from flowmill.models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
 from flowmill.models.policies.language_model_folders import hidden_size, load_language_config
@@ -21,7 +22,7 @@ from flowmill.models.weights.lora import LoraSpec, insert_adapters, within
 from flowmill.models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
-    from flowmill.models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.row_tails import UsedOutputs
 
 #: The trained module by its name.
 CRITIC = "critic"
@@ -175,7 +176,7 @@ class TrainableCritic(Trainable):
         self,
         ids: Tensor,
         hidden: Tensor | None = None,
-        shared: SharedPrompts | None = None,
+        used: UsedOutputs = None,
         log_probs: Tensor | None = None,
     ) -> Tensor:
         """Return (B, W) float32 values of the state before each token, from the tokens before it; 0 at position 0.
@@ -183,10 +184,11 @@ class TrainableCritic(Trainable):
         Args:
             ids: (B, W) int64, padded on the right with any token.
             hidden: (B, W, H) of the policy, for a critic without a backbone; it gets no gradient.
-            shared: compute the rows from this packed form of them, on which ``hidden`` is then (G, L, H).
+            used: rows packed by prompt are computed in this form, in which ``hidden`` is (G, L, H).
             log_probs: (B, W) float32 log-probs of sampled tokens, 0 elsewhere, for a critic that reads them.
         """
         dtype, model = self.policy.settings.dtype, self.policy.model
+        shared = used if isinstance(used, SharedPrompts) else None
         with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
             inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids, shared)
             if log_probs is not None and shared is not None:

@@ -36,7 +36,7 @@ from flowmill.models.policies.vision_lm import NEVER
 from flowmill.models.weights.lora import LoraSpec, within
 
 if TYPE_CHECKING:
-    from flowmill.models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.row_tails import UsedOutputs
 
 JANUS = LanguageModels(
     policy="janus",
@@ -155,7 +155,7 @@ class Janus(CausalLM):
         modules: Mapping[str, nn.Module] | None = None,
         *,
         hidden: bool = False,
-        shared: SharedPrompts | None = None,
+        used: UsedOutputs = None,
     ) -> Any:
         """Return (B, W, K) ``logits`` of the codebook for whole rows; see ``CausalLM``."""
         model = self.model if modules is None else modules[MODEL]
@@ -246,7 +246,7 @@ class TrainableJanus(TrainableLM):
         logits: Tensor,
         ids: Tensor,
         temperature: float,
-        shared: SharedPrompts | None,
+        used: UsedOutputs,
     ) -> Any:
         # Values at tokens of prompts are not used.
         return function(logits, ids - self.policy.texts, temperature)

@@ -7,6 +7,8 @@ Rows are padded on the left for sampling and on the right for training: a class'
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,10 @@ import torch
 from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
+from flowmill.models.maths.row_tails import RowTails
 
 if TYPE_CHECKING:
+    from flowmill.models.maths.row_tails import UsedOutputs
     from flowmill.models.maths.shared_prompts import SharedPrompts
 
 #: Classes without a position argument whose attention depends on distances only, so that padding has no effect.
@@ -169,6 +173,20 @@ def at(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Any]:
 def whole(model: Any, ids: Tensor) -> dict[str, Any]:
     """Return the arguments of a transformers model for whole rows (B, W), at positions from 0 on."""
     return at(model, ids, torch.arange(ids.shape[1], device=ids.device)[None])
+
+
+@contextmanager
+def head_reads(model: Any, used: UsedOutputs) -> Iterator[None]:
+    """Let the head of a transformers model compute logits of tails alone inside the context; a model without a head
+    computes all."""
+    if not isinstance(used, RowTails) or (head := model.get_output_embeddings()) is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda _, inputs: (used.tails(inputs[0]), *inputs[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def shared_inputs(shared: SharedPrompts, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowmill.tasks.algorithms.base import Batch, Models
 
 if TYPE_CHECKING:
-    from flowmill.models.maths.shared_prompts import SharedPrompts
+    from flowmill.models.maths.row_tails import UsedOutputs
     from flowmill.models.policies.causal_lm import TrainableLM
     from flowmill.models.policies.critic_lm import TrainableCritic
 
@@ -48,8 +48,8 @@ class TokenBatch(Batch):
     """(B, W) float32 values of the critic at the time of advantage estimation, if there is one."""
     reference: Tensor | None = None
     """(B, W) float32 log-probs of the base model, if stored."""
-    shared: SharedPrompts | None = None
-    """The rows packed by prompt, if texts of a group share theirs (``optimize.shared_prompts``)."""
+    used: UsedOutputs = None
+    """The outputs whose logits are used: of rows packed by prompt (``optimize.shared_prompts``), or of tails."""
 
     @property
     def by_token(self) -> Tensor:
@@ -78,7 +78,7 @@ class TokenModels(Models):
 
     def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs, with gradient, and entropies."""
-        return self.trainable.log_probs(batch.ids, self.temperature, batch.shared)
+        return self.trainable.log_probs(batch.ids, self.temperature, batch.used)
 
     def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``log_probs`` and the critic's (B, W) values with gradient; no gradient connects the two.
@@ -90,11 +90,11 @@ class TokenModels(Models):
         ids, hidden = batch.ids, None
         with torch.set_grad_enabled(not self.frozen):
             if critic.reads_policy:
-                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature, batch.shared)
+                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature, batch.used)
             else:
                 log_probs, entropy = self.log_probs(batch)
         sampled = batch.sampled_log_probs if critic.reads_log_probs else None
-        return log_probs, entropy, critic.values(ids, hidden, batch.shared, sampled)
+        return log_probs, entropy, critic.values(ids, hidden, batch.used, sampled)
 
     def reference_log_probs(self, batch: TokenBatch) -> Tensor:
         """Return the base model's (B, W) log-probs, stored or computed once per row and epoch."""
@@ -107,7 +107,7 @@ class TokenModels(Models):
         if cache is not None and all(key in cache for key in batch.keys):
             rows = [cache[key][: batch.ids.shape[1]] for key in batch.keys]
             return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(batch.ids.device)
-        log_probs = self.trainable.reference_log_probs(batch.ids, self.temperature, batch.shared)
+        log_probs = self.trainable.reference_log_probs(batch.ids, self.temperature, batch.used)
         if cache is not None:
             cache.update(zip(batch.keys, log_probs.cpu(), strict=True))
         return log_probs

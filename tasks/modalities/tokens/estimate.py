@@ -37,6 +37,7 @@ from flowmill.tasks.modalities.memory import (
 )
 from flowmill.tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.specs.turns import turns_of
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
@@ -165,6 +166,8 @@ class _Forward(NamedTuple):
 
     rows: int
     width: int
+    kept: int
+    """Its last tokens, whose logits are used."""
     mask: int
     """Bytes of its mask of single tokens."""
 
@@ -176,12 +179,13 @@ def _width(config: RunConfig, prompt: int, architecture: Any) -> int:
 
 def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:
     """Return the shape of rows, or of groups that share their prompt."""
-    rows, members = config.execution.micro_batch_size, shared_members(config)
+    rows, members, new = config.execution.micro_batch_size, shared_members(config), tokens_of(config).max_new
     if members is None:
-        return _Forward(rows, width, 0)
-    groups, tokens = -(-rows // members), prompt + members * tokens_of(config).max_new
+        # A conversation may begin to be chosen anywhere.
+        return _Forward(rows, width, min(width, new) if turns_of(config) is None else width, 0)
+    groups, tokens = -(-rows // members), prompt + members * new
     # Where tokens are visible, as bool, and as a term of scores.
-    return _Forward(groups, tokens, groups * tokens**2 * (1 + BYTES[config.model.dtype]))
+    return _Forward(groups, tokens, members * new, groups * tokens**2 * (1 + BYTES[config.model.dtype]))
 
 
 def _work(
@@ -196,15 +200,15 @@ def _work(
     """Return the cache, and the logits and activations of each phase; no values: None."""
     config, estimator, trace = plan.config, plan.estimator, traces.trace
     execution, section = config.execution, tokens_of(config)
-    rows, width, mask = forward
+    rows, width, kept, mask = forward
     sampled = execution.rollout_batch_size
     whole, cache = trace(work_of.go_on, sampled, prompt + section.max_new - 1)
     valuing, compared = None, estimator.needs_reference
     if estimator.needs_values or compared:
-        valuing = trace(work_of.value, rows, width, compared).peak
-    training = trace(work_of.train, rows, width, reference and not compared, gradient=True).peak
+        valuing = trace(work_of.value, rows, width, kept, compared).peak
+    training = trace(work_of.train, rows, width, kept, reference and not compared, gradient=True).peak
     if critic is not None and critic.alone:
-        value = critic.measured.trace(work_of.value, rows, width, False).peak
+        value = critic.measured.trace(work_of.value, rows, width, kept, False).peak
         trained = critic.measured.trace(work_of.train_critic, rows, width, gradient=True).peak
         valuing, training = max(valuing or 0, value), training + trained
     drawn = None
@@ -215,7 +219,7 @@ def _work(
         "cache": cache,
         "sample": max(0, whole - cache, trace(work_of.begin, sampled, prompt).peak - cache),
         "decode": drawn,
-        "rescore": trace(work_of.score, min(sampled, rows), width).peak + mask if section.rescore else 0,
+        "rescore": trace(work_of.score, min(sampled, rows), width, kept).peak + mask if section.rescore else 0,
         "value": None if valuing is None else valuing + mask,
         "optimize_activations": training + mask,
     }

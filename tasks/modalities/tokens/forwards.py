@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flowmill.models.devices import moved
-from flowmill.models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
+from flowmill.models.maths.row_tails import RowTails, UsedOutputs
+from flowmill.models.maths.shared_prompts import SharedWidths, share_prompts
 from flowmill.models.maths.tokens import Widths
 
 Row = Sequence[int] | np.ndarray
@@ -41,8 +42,9 @@ def forwards(
     size: int,
     widths: Widths,
     shared: SharedWidths | None,
-) -> Iterator[tuple[list[int], Tensor, SharedPrompts | None]]:
-    """Yield the numbers of rows, their (B, W) ids, and the rows packed by prompt if they share prompts.
+) -> Iterator[tuple[list[int], Tensor, UsedOutputs]]:
+    """Yield the numbers of rows, their (B, W) ids, and the outputs whose logits are used: of rows packed by prompt if
+    they share prompts, else of tails.
 
     All forwards have the same size, as kernels differ with it: the last rows, or the last group, are repeated.
 
@@ -66,12 +68,12 @@ def forwards(
         chosen = filled[start : start + each]
         numbers = [number for unit in chosen for number in unit]
         ids = padded_rows([rows[number] for number in numbers], device, widths)
-        packed = None
-        if shared is not None:
+        owners, texts = [prompts[number] for number in numbers], [len(rows[number]) for number in numbers]
+        if shared is None:
+            yield numbers, ids, RowTails.of(ids, owners, texts)
+        else:
             groups = [place for place, unit in enumerate(chosen) for _ in unit]
-            owners, texts = [prompts[number] for number in numbers], [len(rows[number]) for number in numbers]
-            packed = share_prompts(ids, owners, texts, groups, shared)
-        yield numbers, ids, packed
+            yield numbers, ids, share_prompts(ids, owners, texts, groups, shared)
 
 
 def chosen_rows(width: int, masks: Sequence[np.ndarray], values: Sequence[np.ndarray], device: torch.device) -> Tensor:

@@ -172,16 +172,16 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     masks = [shard.array("token_mask", row).astype(bool) for row in range(len(rows))]
     prompts = [int(mask.argmax()) for mask in masks]
     parts = forwards(rows, prompts, host.device, size=size, widths=read.widths, shared=read.shared)
-    for numbers, ids, packed in parts:
+    for numbers, ids, used in parts:
         if critic is not None:
-            hidden = policy.log_probs_and_hidden(ids, temperature, packed)[2] if critic.reads_policy else None
+            hidden = policy.log_probs_and_hidden(ids, temperature, used)[2] if critic.reads_policy else None
             sampled = None
             if critic.reads_log_probs:
                 drawn = [shard.array("sampled_log_probs", number) for number in numbers]
                 sampled = chosen_rows(ids.shape[1], [masks[number] for number in numbers], drawn, ids.device)
-            values |= _chosen(critic.values(ids, hidden, packed, sampled), numbers, masks)
+            values |= _chosen(critic.values(ids, hidden, used, sampled), numbers, masks)
         if valuing.reference:
-            reference |= _chosen(policy.reference_log_probs(ids, temperature, packed), numbers, masks)
+            reference |= _chosen(policy.reference_log_probs(ids, temperature, used), numbers, masks)
     order = range(len(rows))
     return {
         "values": [values[row] for row in order] if valuing.values else None,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flowmill.configs.advantages import ReplaySection
 from flowmill.models.devices import moved
+from flowmill.models.maths.row_tails import RowTails, UsedOutputs
 from flowmill.models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
 from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.tasks.algorithms.base import Batch, Requirements, expect
@@ -145,12 +146,15 @@ class TextSet(Correctable):
             if table is not None
         }
         fields: dict[str, Any] = {**by_token, **common}
-        if self._read.shared is not None:
+        if self._read.shared is None:
+            used: UsedOutputs = _tails(ids, masks)
+        else:
             # A batch has room for its own largest group: texts of advantage 0, or all but a pair, are left out.
             widths = replace(self._read.shared, members=1)
-            fields["shared"] = self._packed(ids, samples[: common["count"]], masks, widths)
+            used = self._packed(ids, samples[: common["count"]], masks, widths)
         return TokenBatch(
             ids=ids,
+            used=used,
             mask=numbers([each[each] for each in masks]).bool(),
             old_log_probs=numbers(old),
             behavior_log_probs=numbers(behavior),
@@ -187,7 +191,7 @@ class TextSet(Correctable):
             masks.append(np.concatenate([np.zeros(ends, np.bool_), mask[begins:]])[:most])
         rows = padded_rows(ids, self.device, read.widths)
         chosen = chosen_rows(rows.shape[1], masks, [each[each] for each in masks], device=self.device).bool()
-        return replace(expect(batch, TokenBatch), ids=rows, mask=chosen, reference=None, shared=None)
+        return replace(expect(batch, TokenBatch), ids=rows, mask=chosen, reference=None, used=_tails(rows, masks))
 
     def _tokens(self, sample: int, read: RunPrompts) -> np.ndarray | Sequence[int]:
         prompt = self.reader.prompt_ids[self.reader.prompt_rows[sample]]
@@ -202,3 +206,8 @@ class TextSet(Correctable):
         count, groups = len(samples), self._numbers(self.reader.groups, samples)
         prompts, texts = ([int(length(mask)) for mask in masks[:count]] for length in (np.argmax, len))
         return share_prompts(ids[:count], prompts, texts, groups, widths).filled(len(ids))
+
+
+def _tails(ids: Tensor, masks: Sequence[np.ndarray]) -> RowTails | None:
+    """Return the tails of rows, from their masks of chosen tokens."""
+    return RowTails.of(ids, [int(np.argmax(mask)) for mask in masks], [len(mask) for mask in masks])

@@ -133,28 +133,33 @@ class TextSampler:
         Without ``rescore`` only the first rows are recomputed, to compare them.
         """
         if self._section.rescore:
-            whole = self._log_probs(prompts, completions)
+            whole = self._log_probs(prompts, completions, masks)
             self._check_gap(prompts, completions, whole)
             return [row.numpy()[mask.astype(bool)] for row, mask in zip(whole, masks, strict=True)]
         if not self._compared:
             few = slice(self._making.config.execution.micro_batch_size)
-            self._check_gap(prompts[few], completions[few], self._log_probs(prompts[few], completions[few]))
+            given = prompts[few], completions[few]
+            self._check_gap(*given, self._log_probs(*given, masks[few]))
             self._compared = True
         earlier = [None if job.before is None else job.before.sample.log_probs for job in jobs]
         return [_joined(before, each.log_probs) for before, each in zip(earlier, completions, strict=True)]
 
-    def _log_probs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[Tensor]:
+    def _log_probs(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion], masks: Sequence[np.ndarray]
+    ) -> list[Tensor]:
         """Return the log-probs of whole rows as training computes them, float32 on the CPU."""
         rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, completions, strict=True)]
         # Results of a row do not depend on other rows, so equal rows are computed once.
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
-        # Logits of all positions take many times the memory of sampling.
+        # Logits of all chosen tokens take many times the memory of sampling.
         size = min(self._size, self._making.config.execution.micro_batch_size)
-        lengths = {row: len(prompt) for row, prompt in zip(rows, prompts, strict=True)}
+        firsts: dict[tuple[int, ...], int] = {}
+        for row, mask in zip(rows, masks, strict=True):
+            firsts[row] = min(firsts.get(row, len(row)), int(mask.argmax()))
         own = _rescored(
             self._trainable(),
             list(places),
-            [lengths[row] for row in places],
+            [firsts[row] for row in places],
             self._section.temperature,
             self._host.device,
             size=size,
@@ -325,7 +330,7 @@ def _rescored(
 ) -> list[Tensor]:
     """Return the (W,) log-probs of each whole row, as training computes them; see ``forwards``."""
     by_number: dict[int, Tensor] = {}
-    for numbers, ids, packed in forwards(rows, prompts, device, size=size, widths=widths, shared=shared):
-        log_probs = trainable.log_probs(ids, temperature, packed)[0].cpu()
+    for numbers, ids, used in forwards(rows, prompts, device, size=size, widths=widths, shared=shared):
+        log_probs = trainable.log_probs(ids, temperature, used)[0].cpu()
         by_number |= dict(zip(numbers, log_probs, strict=True))
     return [by_number[number] for number in range(len(rows))]

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, Cache, GPT2Config, LlamaForCausal
 from flowmill.configs.errors import ConfigError, FlowmillError
 from flowmill.models.engines.local import BOUNDS
 from flowmill.models.maths.generation import TokenSampling, generate, reading_once
-from flowmill.models.maths.tokens import token_log_probs
+from flowmill.models.maths.row_tails import RowTails
+from flowmill.models.maths.tokens import WIDTH, token_log_probs
 from flowmill.models.memory.language_architectures import check_class, meta_language_model
 from flowmill.models.policies.attention import LANGUAGE_BACKENDS
 from flowmill.models.policies.base import PolicySettings
@@ -77,11 +78,18 @@ def test_what_is_drawn_is_what_the_forward_says_or_the_class_is_refused(name: st
     with torch.no_grad():
         logits = policy.logits(rows)
         plain = model(input_ids=rows, use_cache=False).logits
+        firsts = [len(prompt) for prompt in PROMPTS]
+        tails = RowTails.of(rows, firsts, [first + NEW for first in firsts])
+        assert tails is not None
+        drawn_alone = policy.forward(rows, used=tails).logits
+    assert drawn_alone.shape[1] == WIDTH, "logits of prompts are not computed"
     assert torch.equal(logits, plain), "explicit positions are those that the class counts by itself"
     whole = token_log_probs(logits, rows, 1.0)
+    alone = tails.rows(token_log_probs(drawn_alone, tails.tail_ids, 1.0))
     for row, (prompt, each) in enumerate(zip(PROMPTS, found, strict=True)):
         drawn, said = torch.tensor(each.log_probs), whole[row, len(prompt) : len(prompt) + NEW]
         assert float((drawn - said).abs().max()) < 0.1 * BOUNDS[torch.float32]
+        torch.testing.assert_close(alone[row, len(prompt) : len(prompt) + NEW], said, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from flowmill.models.maths.generation import TokenSampling, generate
+from flowmill.models.maths.row_tails import RowTails
 from flowmill.models.memory import language_models as work_of
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
 from flowmill.models.memory.language_models import LanguageModelMemory
@@ -62,18 +64,20 @@ def test_tensors_without_content_take_what_real_ones_do(
             parameter.register_post_accumulate_grad_hook(forget_gradient)
         if trained.merged is not None:
             trained.merged.refresh()
+    kept, used = 31, partial(RowTails.of, firsts=[width - 31] * rows, lengths=[width] * rows)
     with PeakMemory() as memory, torch.no_grad():
         ids = torch.full((rows, width), 5)
-        policy.log_probs(ids, 1.0)
-    assert traced.trace(work_of.score, rows, width).peak == pytest.approx(memory.peak, rel=0.05)
+        policy.log_probs(ids, 1.0, used(ids))
+    assert traced.trace(work_of.score, rows, width, kept).peak == pytest.approx(memory.peak, rel=0.05)
     with PeakMemory() as memory:
         ids = torch.full((rows, width), 5)
         if critic.reads_policy:
-            log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
+            log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0, used(ids))
         else:
-            (log_probs, _), hidden = policy.log_probs(ids, 1.0), None
+            (log_probs, _), hidden = policy.log_probs(ids, 1.0, used(ids)), None
         (log_probs.square().mean() + critic.values(ids, hidden).square().mean()).backward()
-    assert traced.trace(work_of.train, rows, width, False, gradient=True).peak == pytest.approx(memory.peak, rel=0.1)
+    forecast = traced.trace(work_of.train, rows, width, kept, False, gradient=True).peak
+    assert forecast == pytest.approx(memory.peak, rel=0.1)
     with PeakMemory() as memory:
         sampling = TokenSampling(max_new=33, temperature=1.0, eos=frozenset())
         generate(loaded.next_logits, [[1, 5]] * rows, sampling, width=32, uniforms=None, device=torch.device("cpu"))

@@ -235,7 +235,7 @@ def test_rated_chats_are_compared_under_all_their_messages_and_not_their_first(t
         if algorithm == "dpo":
             assert sorted(sorted(pair) for pair in units.rows[:, 0].reshape(-1, 2).tolist()) == [[0, 1], [2, 3], [4, 5]]
         batch = samples.batch(units, 8)
-        chosen = torch.where(batch.mask, host.trainable(training.policy).log_probs(batch.ids, 1.0, batch.shared)[0], 0)
+        chosen = torch.where(batch.mask, host.trainable(training.policy).log_probs(batch.ids, 1.0, batch.used)[0], 0)
         computed.append({key[0]: float(row) for key, row in zip(batch.keys, chosen.sum(-1), strict=True)})
         samples.pair_prompts(units)
         apart = samples.mismatched(units, 8)
