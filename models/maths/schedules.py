@@ -103,6 +103,12 @@ class Window:
     epochs_per_shift: PositiveInt = 1
     """Epochs a progressive window stays."""
 
+    def without_effect(self) -> str | None:
+        """Return why options of a moving window do nothing, if so."""
+        idle = self.mode != "progressive" and (self.stride, self.epochs_per_shift) != (1, 1)
+        reason = f"stride and epochs_per_shift act with mode 'progressive', and mode is {self.mode!r}"
+        return reason if idle else None
+
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the window of a group; without ``high`` the last step is never in it. Raises ValueError if the window
         does not fit into the schedule."""
@@ -118,7 +124,8 @@ class Window:
         elif self.mode == "random":
             start = random.Random(seed).choice(starts)
         else:
-            start = starts[(epoch - 1) // self.epochs_per_shift * self.stride % len(starts)]
+            places = starts[:: self.stride]
+            start = places[(epoch - 1) // self.epochs_per_shift % len(places)]
         chosen = tuple(range(start, start + self.size))
         return Steps(stochastic=chosen, trained=chosen)
 

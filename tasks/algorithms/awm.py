@@ -45,6 +45,11 @@ class AWM(ForwardProcess, RatioClip):
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start. The behavior policy makes
     the rollouts, like Flow-Factory's EMA with ``off_policy``; without a decay the policy itself does."""
 
+    def without_effect(self) -> str | None:
+        """Return why the exponent does nothing, if so."""
+        idle = self.power != 0.25 and self.weighting != "ghuber"
+        return f"power belongs to weighting 'ghuber', and weighting is {self.weighting!r}" if idle else None
+
     @property
     def requires(self) -> Requirements:
         """Requires forward data and the behavior policy; a KL also the base model and samples of advantage 0."""

@@ -60,20 +60,8 @@ def _statistics(config: RunConfig) -> Iterator[Refusal]:
 
 def _groups_and_monitors(config: RunConfig) -> Iterator[Refusal]:
     """Yield settings of advantages that lack the groups, monitors or KL that they act on."""
-    advantage, rollout = config.advantage, config.rollout
+    advantage = config.advantage
     monitors = [monitor.slot for monitor in config.monitors]
-    if advantage.informative is not None and advantage.informative > rollout.prompts_per_epoch:
-        yield Refusal(
-            "advantage.informative",
-            f"an epoch has rollout.prompts_per_epoch {rollout.prompts_per_epoch} groups",
-            "Raise it, best to twice that or more, or lower advantage.informative",
-        )
-    if advantage.informative is not None and rollout.group_size == 1:
-        yield Refusal(
-            "advantage.informative",
-            "rollout.group_size is 1, and one reward equals itself",
-            "Raise group_size, or remove advantage.informative",
-        )
     if advantage.diversity is not None and advantage.diversity not in monitors:
         yield Refusal(
             "advantage.diversity",
@@ -92,6 +80,42 @@ def _groups_and_monitors(config: RunConfig) -> Iterator[Refusal]:
             "advantage.kl_gate",
             "there are no monitors to doubt a reward by, so there is nothing to gate",
             "Set it, or remove advantage.kl_gate",
+        )
+
+
+def _idle(config: RunConfig) -> Iterator[Refusal]:
+    """Yield settings of advantages that others leave without effect."""
+    advantage, fields = config.advantage, type(config.advantage).model_fields
+    idle = {
+        ("buffer", "min_count"): ("std", advantage.std != "running"),
+        ("unbiased", "epsilon", "floor"): ("std", advantage.std == "none"),
+        ("clip",): ("soft_clip", advantage.soft_clip is not None),
+        ("best_of",): ("mode", advantage.mode == "best_worst"),
+    }
+    for names, (other, applies) in idle.items():
+        for name in names:
+            if applies and getattr(advantage, name) != fields[name].default:
+                yield Refusal(
+                    f"advantage.{name}",
+                    f"advantage.{other} is {getattr(advantage, other)!r}, so it has no effect",
+                    "Remove one of them",
+                    f"advantage.{name} is set, but",
+                )
+
+
+def _informative(config: RunConfig, groups: int, size: int) -> Iterator[Refusal]:
+    informative, rollout = config.advantage.informative, config.rollout
+    if informative is not None and informative > groups:
+        yield Refusal(
+            "advantage.informative",
+            f"an epoch has {groups} groups (rollout.prompts_per_epoch {rollout.prompts_per_epoch})",
+            "Raise that, best to twice the groups or more, or lower advantage.informative",
+        )
+    if informative is not None and size == 1:
+        yield Refusal(
+            "advantage.informative",
+            "rollout.group_size is 1, and one reward equals itself",
+            "Raise group_size, or remove advantage.informative",
         )
 
 
@@ -164,8 +188,13 @@ def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
 
 def check_options(config: RunConfig, algorithm: Any) -> None:
     """Check that options of an algorithm act next to its others. Stored runs may have such as do not."""
-    parts = [algorithm, algorithm.requires.times, algorithm.requires.decay]
-    reasons = [part.without_effect() for part in parts if hasattr(part, "without_effect")]
+    times = algorithm.requires.times
+    reasons = [_reason(part) for part in (algorithm, times, algorithm.requires.decay)]
+    reasons += [
+        f"{name} of times is {value!r}, but this algorithm needs {getattr(times, name)!r}"
+        for name, value in ({} if times is None else getattr(algorithm, "times", {})).items()
+        if value != getattr(times, name)
+    ]
     refuse(
         config,
         (
@@ -176,9 +205,34 @@ def check_options(config: RunConfig, algorithm: Any) -> None:
     )
 
 
+def check_plan_options(config: RunConfig, plan: Any) -> None:
+    """Check that options of a rollout plan act next to its others. Stored runs may have such as do not."""
+    name, why = config.rollout.plan.name, _reason(plan)
+    found = Refusal("rollout.plan.options", str(why), "Change or remove them", f"rollout.plan '{name}':")
+    refuse(config, [] if why is None else [found])
+
+
+def _reason(part: Any) -> str | None:
+    """Return why an option of a component does nothing, if so, and if the component can say it."""
+    reason: str | None = part.without_effect() if hasattr(part, "without_effect") else None
+    return reason
+
+
 def check_advantage(config: RunConfig) -> None:
-    """Check that every setting of ``advantage`` has the effect it names."""
+    """Check that settings of ``advantage`` fit each other."""
     refuse(config, chain(_statistics(config), _groups_and_monitors(config)))
+
+
+def check_advantage_effects(config: RunConfig, *, groups: int, size: int) -> None:
+    """Check that every setting of ``advantage`` has the effect it names. Stored runs may have such as have none.
+
+    Args:
+        config: the config.
+        groups: groups of an epoch that are compared.
+        size: samples of a group.
+    """
+    check_advantage(config)
+    refuse(config, chain(_idle(config), _informative(config, groups, size)))
 
 
 def check_replay(config: RunConfig, requires: Requirements) -> None:

@@ -38,6 +38,11 @@ class KL:
     kl_reference: Literal["base", "average"] = "base"
     """Reference of the KL: the base model, or the moving average of the weights."""
 
+    def without_effect(self) -> str | None:
+        """Return why options of a KL do nothing, if so."""
+        idle = self.kl_coef == 0 and (self.kl, self.kl_reference) != ("gaussian", "base")
+        return "kl and kl_reference belong to kl_coef, which is 0" if idle else None
+
     @property
     def kl_base_limit(self) -> float:
         """Nats per latent value: the mean of a step is then a std of its noise from the base model's."""

@@ -38,6 +38,13 @@ class Combination(Trained):
         return self.config.samples_per_group * max(1, self.draws[0].branches)
 
     @property
+    def rollout_groups(self) -> tuple[int, int]:
+        """Number of groups of an epoch of rollouts, and of samples of a group: as ``group``."""
+        rollout, (first, *_) = self.config.rollout, self.draws
+        steps = len(first.trained) if first.branches else 1
+        return rollout.prompts_per_epoch * steps, rollout.group_size * max(1, first.branches)
+
+    @property
     def trained(self) -> list[int]:
         """Steps that any group trains."""
         return sorted({step for steps in self.draws for step in steps.trained})

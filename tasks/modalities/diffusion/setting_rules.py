@@ -96,6 +96,16 @@ def _same_noise(facts: Combination) -> Iterator[Refusal]:
             "Set that to true, or remove rollout.own_noise",
             f"rollout.own_noise is {rollout.own_noise}, which is a distance from the noise that a group shares, but",
         )
+    stochastic = facts.kernel.stochastic and any(each.stochastic for each in facts.draws)
+    compared = facts.requires.advantages or facts.requires.desired
+    if rollout.same_noise and not (rollout.own_noise or stochastic) and compared and facts.config.data is None:
+        yield Refusal(
+            "rollout.same_noise",
+            f"{facts.plan} with rollout.sampler '{rollout.sampler.name}' adds no noise later: all samples of a group "
+            "would be equal, and none would be trained on",
+            "Set it to false, or set rollout.own_noise",
+            "rollout.same_noise is true, but",
+        )
     if facts.requires.same_noise and not rollout.same_noise:
         yield Refusal(
             "rollout.same_noise",

@@ -45,6 +45,8 @@ def test_progressive_windows_slide_and_start_again() -> None:
     plan = Window(size=2, low=1, high=6, mode="progressive", stride=2, epochs_per_shift=3)
     starts = [plan.draw(8, seed, epoch).trained[0] for seed, epoch in enumerate(range(1, 10))]
     assert starts == [1, 1, 1, 3, 3, 3, 1, 1, 1]
+    mixed = Window(size=4, low=0, high=10, mode="progressive", stride=3)
+    assert [mixed.draw(25, 0, epoch).trained[0] for epoch in range(1, 8)] == [0, 3, 6, 0, 3, 6, 0]
     assert Window(size=2, mode="fixed", low=3).draw(8, 5, 7).trained == (3, 4)
 
 

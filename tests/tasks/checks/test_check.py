@@ -47,6 +47,15 @@ def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Ma
     assert cost.prompts["negative"] == 1
 
 
+def test_informative_groups_of_a_branching_plan_are_of_prompts_and_steps(make_config: Make) -> None:
+    plan = "rollout.plan={name: branch, options: {branches: 4, steps: [0, 1, 2]}}"
+    branch = ("optimize.algorithm=tempflow", plan, "rollout.group_size=1")
+    groups = 3 * make_config(*branch).rollout.prompts_per_epoch
+    check_config(make_config(*branch, f"advantage.informative={groups}"))
+    with pytest.raises(ConfigError, match=rf"an epoch has {groups} groups"):
+        check_config(make_config(*branch, f"advantage.informative={groups + 1}"))
+
+
 def test_a_loss_without_guidance_takes_half_the_forwards(make_config: Make) -> None:
     options = ["rollout.plan={name: final}", "optimize.algorithm={name: dgpo, options: {guided: false}}"]
     cost = check_config(make_config("model.guidance_scale=4.5", *options))
@@ -127,6 +136,14 @@ REFUSED = {
         monitors=[{name: digits, standardize: true}] -> monitors: 'digits' has standardize True
         optimize.algorithm=refl; rollout.plan={name: late, options: {count: 9}} -> 9 states cannot be drawn
         advantage.soft_clip=0 -> advantage.soft_clip
+        advantage.soft_clip=3; advantage.clip=2 -> advantage.clip is set, but advantage.soft_clip is 3.0, so
+        advantage={mode: best_worst, best_of: 2} -> advantage.best_of is set, but advantage.mode is 'best_worst', so
+        advantage.std=none; advantage.unbiased=true -> advantage.unbiased is set, but advantage.std is 'none', so
+        optimize.algorithm.options.kl=velocity -> kl and kl_reference belong to kl_coef, which is 0
+        optimize.algorithm={name: awm, options: {power: 0.5}}; rollout.plan=final -> power belongs to weighting 'ghub
+        optimize.algorithm={name: dpo, options: {times: {shared: false}}}; rollout.plan=final -> shared of times is Fa
+        rollout.plan={name: window, options: {stride: 3}} -> stride and epochs_per_shift act with mode 'progressive'
+        rollout.plan=final; optimize.algorithm=nft; rollout.same_noise=true -> all samples of a group would be equal
         advantage.best_of=3 -> multiple of 2
         prompts.sampler=dificulty -> Did you mean 'difficulty'
         prompts.sampler=difficulty -> it needs either 'target', a mean reward, or 'epochs'
