@@ -33,6 +33,8 @@ SETTINGS = (
     "critic.learning_rate=1e-3",
     "execution.micro_batch_size=4",
     "run.epochs=2",
+    # Prompts are longer than texts, so that the logits of texts alone are computed.
+    "rollout.tokens.instruction='1+1=2 1+2=3 2+2=4 2+3=5 {prompt}'",
 )
 CASES = {
     "ddp": (),
