@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from flowmill.storage.trajectories.embeddings import Rows
 from flowmill.storage.trajectories.schema import ADVANTAGES, read_table
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.algorithms import ALGORITHMS
+from flowmill.tasks.algorithms.base import Models
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.inputs.prompts import StoredPrompt
 from flowmill.tasks.inputs.weight_sources import Weights, policy_folder, tensor_files
@@ -40,6 +42,8 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.stages.rollout import RolloutStage
 from flowmill.tasks.stages.stage import Shard
 from flowmill.tasks.stages.stage_run import StageRun
+from flowmill.tasks.training import epoch as training
+from flowmill.tasks.training.loop import recall_reference
 from tests.reference import advantages as slow
 from tests.support.inside import (
     Make,
@@ -56,6 +60,7 @@ from tests.support.inside import (
     summary_of,
     updates_of,
 )
+from tests.support.language_models import texts_config
 
 
 def execute(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> ArtifactRef:
@@ -247,6 +252,35 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
     policy = policy_folder(again.store, again.policy_ref(1))
     assert (policy / "ema.safetensors").exists() == (trained == "ema")
     assert not (Path(again.store.root.uri) / str(again.policy_ref(1)) / "_checkpoints").exists()
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("images", 50), ("shared prompts", 25)])
+def test_a_resumed_epoch_compares_rows_with_the_base_model_as_their_first_micro_batches_did(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
+) -> None:
+    """Kernels differ with the number of rows, and micro-batches of these updates have several."""
+    recalled: list[int] = []
+
+    def noted(models: Models, *values: Any, **options: Any) -> None:
+        recall_reference(models, *values, **options)
+        recalled.append(len(models.remembered or ()))
+
+    monkeypatch.setattr(training, "recall_reference", noted)
+    make, size = (make_config, 16) if kind == "images" else (partial(texts_config, tmp_path), 8)
+    options = ["optimize.algorithm={name: grpo, options: {clip_range: 0.1, kl_coef: 0.5}}"]
+    options += [f"optimize.shared_prompts={kind == 'shared prompts'}", f"execution.micro_batch_size={size}"]
+    options += ["optimize.inner_epochs=3", "optimize.updates_per_epoch=3", "execution.checkpoint_every=1"]
+    options += ["rollout.group_size=5", "rollout.prompts_per_epoch=5"]
+    whole = prepare(make(f"store.root={tmp_path / 'whole'}", *options))
+    run_epoch(whole, 1)
+    broken = prepare(make(*options))
+    stop_after(broken, 4)
+    with pytest.raises(Stop):
+        run_epoch(broken, 1)
+    again = prepare(make(*options))
+    run_epoch(again, 1)
+    assert recalled == [0, 0, rows]
+    assert again.chain.digest() == whole.chain.digest()
 
 
 @pytest.mark.parametrize("trained", ["full", "lora"])
