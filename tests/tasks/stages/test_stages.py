@@ -426,6 +426,21 @@ def test_groups_share_their_random_window(make_config: Make) -> None:
     assert len(set.union(*windows.values())) > 1
 
 
+def test_equal_samples_are_counted_whichever_shards_they_are_in(make_config: Make, tmp_path: Path) -> None:
+    """Of 2 groups of 8 samples from one noise without any further, all but one of each equal another."""
+    equal = ["rollout.plan.name=final", "optimize.algorithm=nft", "rollout.same_noise=true", "rollout.group_size=8"]
+    equal += ["rollout.prompts_per_epoch=2", "execution.rollout_batch_size=2", "rollout.groups_per_shard=null"]
+    for processes in (1, 4):
+        context = prepare(
+            make_config(f"store.root={tmp_path / str(processes)}", f"execution.processes={processes}", *equal)
+        )
+        execute(context, "rollout", 1)
+        ref = context.chain.require(1, "rollout").ref
+        split = [name for name in context.store.committed(ref) if "_" in name]
+        assert bool(split) == (processes > 1)
+        assert summary_of(context, 1, "rollout") == {"groups": 2, "samples": 16, "repeats": 14}
+
+
 @pytest.mark.parametrize(
     ("cut", "rounding"), [("rollout.groups_per_shard=1", 0), ("execution.rollout_batch_size=2", 1)]
 )
