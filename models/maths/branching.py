@@ -24,7 +24,7 @@ from flowmill.models.maths.transitions import ODE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
-    """Result of a batch of trunks: one row per branch, ordered by (step, trunk, branch)."""
+    """Result of a batch of trunks: one row per branch, ordered by (step, number, trunk)."""
 
     trunk: Tensor
     """(M,) int64 trunk each branch left."""

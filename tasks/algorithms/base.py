@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -238,6 +238,9 @@ class Models:
     """Losses are computed to see how far the policy moved: metrics also have ``kl_base``, its KL to the base model."""
     base: Callable[[], list[Tensor]] | None = None
     """Returns the weights that training started from, if no reference holds them; set only while ``measures``."""
+
+    def recall(self, batch: Any) -> None:
+        """Cache the frozen reference's outputs of rows, if the kind of policy caches such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

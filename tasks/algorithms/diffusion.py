@@ -170,6 +170,10 @@ class DiffusionModels(Models):
             cache.update(zip(batch.keys, velocity.cpu(), strict=True))
         return velocity
 
+    def recall(self, batch: DiffusionBatch) -> None:
+        """Cache the rows' velocities of the base model."""
+        self.reference_velocity(batch)
+
     def average_velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the current moving average, without gradient.
 

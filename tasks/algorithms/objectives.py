@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowmill.models.devices import widened
 from flowmill.models.maths.transitions import Gaussian, expand, gaussian_kl
-from flowmill.tasks.algorithms.ratios import policy_ratio
+from flowmill.tasks.algorithms.ratios import k3_estimate, policy_ratio, ratio_change
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
@@ -44,17 +44,16 @@ def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip: tupl
 
 
 def ratio_metrics(log_ratio: Tensor, clip: tuple[float, float]) -> dict[str, Tensor]:
-    """Return metrics of policy ratios: their value and square, whether they are clipped, and the k3 KL estimate.
-
-    k3 = rho - 1 - log rho is an unbiased, non-negative estimate of KL(old || new) for samples of the old policy.
+    """Return metrics of policy ratios rho: their values, (rho - 1)^2, whether they are clipped, and the k3 estimate
+    of KL(old || new) for samples of the old policy; in float64, if the device supports it.
     """
-    ratio, (low, high) = policy_ratio(log_ratio), clip
+    ratio, change, (low, high) = policy_ratio(log_ratio), ratio_change(log_ratio), clip
     return {
-        "ratio": ratio,
-        "ratio_squared": ratio**2,
+        "ratio": 1 + change,
+        "ratio_change_squared": change**2,
         "clip_high": (ratio > 1 + high).float(),
         "clip_low": (ratio < 1 - low).float(),
-        "approx_kl": ratio - 1 - log_ratio,
+        "approx_kl": k3_estimate(log_ratio),
     }
 
 

@@ -1,4 +1,4 @@
-"""The policy ratio, the only exponential of a log-ratio in algorithms, and the options of its clip range."""
+"""The policy ratio, the only exponentials of log-ratios in algorithms, and the options of its clip range."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from flowmill.configs.option_types import OpenShare
+from flowmill.models.devices import widened
 
 #: Log-ratio in nats above which the ratio is constant (verl has the same bound): e^20 = 4.9e8 is far outside every
 #: clip range, and its square and gradient are finite in float32.
@@ -48,3 +49,19 @@ def policy_ratio(log_ratio: Tensor) -> Tensor:
     """
     excess = (log_ratio.detach() - LARGEST_LOG_RATIO).clamp(min=0)
     return torch.exp(log_ratio - excess)
+
+
+def ratio_change(log_ratio: Tensor) -> Tensor:
+    """Return rho - 1 of the bounded ratio, of any shape, in float64 if the device supports it, for metrics.
+
+    With the published clip ranges of 1e-5 and 2e-6 float32 rounds most of rho - 1 away, and all of its square.
+    """
+    return torch.expm1(widened(log_ratio).clamp(max=LARGEST_LOG_RATIO))
+
+
+def k3_estimate(log_ratio: Tensor) -> Tensor:
+    """Return rho - 1 - log rho, of any shape and precise as ``ratio_change`` is, for metrics.
+
+    It is an unbiased, non-negative estimate of KL(p || q) for rho = q / p of samples of p (J. Schulman, 2020).
+    """
+    return ratio_change(log_ratio) - widened(log_ratio)

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowmill.configs.option_types import OpenShare
 from flowmill.tasks.algorithms.base import LARGEST, Batch, Requirements, RowLoss, expect
 from flowmill.tasks.algorithms.objectives import ratio_metrics, ratio_surrogate
-from flowmill.tasks.algorithms.ratios import RatioClip, policy_ratio
+from flowmill.tasks.algorithms.ratios import RatioClip, k3_estimate, policy_ratio
 from flowmill.tasks.algorithms.token_objectives import (
     Correction,
     Estimator,
@@ -163,10 +163,10 @@ class TokenGRPO(RatioClip):
 
     def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
         mask = rows.mask
-        ratios = ratio_metrics(log_ratio, self.clip) | {"approx_kl": policy_ratio(-log_ratio) - 1 + log_ratio}
+        ratios = ratio_metrics(log_ratio, self.clip) | {"approx_kl": k3_estimate(-log_ratio)}
         # Per token, whatever the ratio is of; unlike approx_kl it grows only linearly where a token gets unlikely.
         moved = log_probs - rows.chosen(rows.anchored(log_probs))
-        ratios["kl_epoch"] = policy_ratio(moved) - 1 - moved
+        ratios["kl_epoch"] = k3_estimate(moved)
         gap = torch.where(mask, (log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
         sampler = torch.where(mask, (rows.sampled_log_probs - rows.behavior_log_probs).abs(), 0.0).amax(-1)
         return {

@@ -111,3 +111,7 @@ class TokenModels(Models):
         if cache is not None:
             cache.update(zip(batch.keys, log_probs.cpu(), strict=True))
         return log_probs
+
+    def recall(self, batch: TokenBatch) -> None:
+        """Cache the rows' log-probs of the base model."""
+        self.reference_log_probs(batch)

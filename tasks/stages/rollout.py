@@ -49,11 +49,15 @@ class RolloutStage(Sampling):
         places = [divmod(number, size) for number in range(shard.start, shard.stop)]
         jobs = [self._job(self.groups[group], replica) for group, replica in places]
         figures = {"groups": len({group for group, _ in places})}
-        return self.make(shard, folder, jobs, len(self.groups) * size, figures)[0]
+        split = {self.groups[end // size].id for end in (shard.start, shard.stop) if end % size}
+        return self.make(shard, folder, jobs, len(self.groups) * size, figures, split=split)[0]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Count groups, samples, and samples that equal another of their group, if any."""
         repeats = sum(int(record.summary.get("repeats", 0)) for record in records)
+        # Of groups that shards split, those that equal one of another shard.
+        contents = [content for record in records for content in record.summary.get("split", ())]
+        repeats += len(contents) - len(set(contents))
         counts = {"groups": len(self.groups), "samples": sum(record.rows for record in records)}
         return {**counts, "repeats": repeats} if repeats else counts
 

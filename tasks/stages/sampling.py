@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +79,7 @@ class Sampling(Stage):
         figures: Mapping[str, Any],
         *,
         returned: int = 0,
+        split: Collection[str] = (),
     ) -> tuple[Output, list[Sample]]:
         """Make the samples of a shard and write them.
 
@@ -88,6 +89,7 @@ class Sampling(Stage):
             total: jobs of all shards that are counted together.
             figures: figures of the content.
             returned: how many samples to return.
+            split: prompts of which other shards have samples of the same groups.
         """
         from flowmill.tasks.stages.shard_writer import ShardWriter
 
@@ -105,7 +107,8 @@ class Sampling(Stage):
                 done += len(part)
                 self.context.reporter.progress(self.name, self.epoch, done, total, self.part_of(shard))
             contents = writer.contents
-            summary = {**figures, **({"repeats": writer.repeats} if writer.repeats else {})}
+            found = {"repeats": writer.repeats, "split": writer.contents_of(split)}
+            summary = {**figures, **{name: value for name, value in found.items() if value}}
             output = Output(rows=writer.rows, summary=summary, written=writer.end(), content=lambda: str(contents))
             return output, first
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -23,7 +24,7 @@ class ShardWriter:
         """Digest of the samples written so far."""
         self.repeats = 0
         """Samples whose media or tokens equal those of an earlier sample of their group."""
-        self._seen: set[tuple[str, bytes]] = set()
+        self._seen = defaultdict[str, set[tuple[str, bytes]]](set)
         self._writer = writer
         self._shown = shown
         self._behind = BackgroundCommit()
@@ -56,13 +57,19 @@ class ShardWriter:
         self._behind.close(wait=False)
         return ended.result
 
+    def contents_of(self, prompts: Collection[str]) -> list[str]:
+        """Return the digest of each different sample of some prompts, by their ids, with its group."""
+        keys = [key for prompt in prompts for key in self._seen[prompt]]
+        return sorted(xxhash.xxh3_64_hexdigest(group.encode() + content) for group, content in keys)
+
     def _count_repeats(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             content = sample.tokens if sample.media is None else sample.media
             if content is not None:
                 key = (sample.group_id, xxhash.xxh3_128_digest(np.ascontiguousarray(content).data))
-                self.repeats += key in self._seen
-                self._seen.add(key)
+                seen = self._seen[sample.prompt_id]
+                self.repeats += key in seen
+                seen.add(key)
 
     def _write(self, samples: Sequence[Sample]) -> None:
         self._writer.add(samples)

@@ -30,7 +30,15 @@ from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.training.checkpoints import Checkpoints
 from flowmill.tasks.training.data import TrainingData
 from flowmill.tasks.training.learning_rates import learning_rate
-from flowmill.tasks.training.loop import Reading, TrainedPart, TrainerState, mean_losses, read_chunks, run_updates
+from flowmill.tasks.training.loop import (
+    Reading,
+    TrainedPart,
+    TrainerState,
+    mean_losses,
+    read_chunks,
+    recall_reference,
+    run_updates,
+)
 from flowmill.tasks.training.loss_scaling import loss_scale
 from flowmill.tasks.training.metrics import idle_modules, idle_note
 from flowmill.tasks.training.optimizers import make_optimizer
@@ -94,6 +102,7 @@ class TrainingEpoch:
         measures = bool(remaining) and requires.approx_kl and not models.frozen
         read = [*remaining, measured_units(plan)] if measures else remaining
         with together, self._checkpoints() as checkpoints, self._corrected(samples, models, requires, read):
+            recall_reference(models, plan[: len(state.metrics)], **loop)
             done = partial(self._after_update, state, None if left_out else checkpoints, samples, total=len(remaining))
             yield (
                 partial(run_updates, state, algorithm, models, remaining, section=section, after_update=done, **loop),
@@ -229,9 +238,8 @@ class TrainingEpoch:
         models.frozen = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
         section = self._config.optimize
-        if section.inner_epochs > 1 and not trainable.sharded and not section.shared_prompts:
-            # Ranks in lockstep cannot skip a forward that only some of them have cached. Samples that share a prompt
-            # depend on their micro-batch in the last bits, and a resumed epoch caches them in another one.
+        if requires.reference and section.inner_epochs > 1 and not trainable.sharded:
+            # Ranks in lockstep cannot skip a forward that only some of them have cached.
             models.remembered = {}
         if requires.rewards:
             self._data.modality.give_rewards(models, self._host)

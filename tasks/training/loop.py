@@ -236,6 +236,24 @@ def _step_extra_parts(state: TrainerState, means: dict[str, float], number: int)
         part.optimizer.zero_grad(set_to_none=True)
 
 
+@torch.no_grad()
+def recall_reference(
+    models: Models, done: Sequence[Units], *, reading: Reading, micro_batch_size: int, ranks: Ranks
+) -> None:
+    """Cache the frozen reference's outputs as the updates did that a resumed epoch does not repeat, if it caches such.
+
+    Their last bits depend on the micro-batch that a row was first in.
+    """
+    known: Mapping[Any, Any] | None = models.remembered
+    if known is None:
+        return
+    for units in done:
+        own = _own_batches(models.trainable, units, reading, micro_batch_size, ranks)[0]
+        new = [chunk for chunk in own if not known.keys() >= set(map(tuple, chunk.rows.tolist()))]
+        for batch in read_ahead(reading.read, new):
+            models.recall(batch)
+
+
 def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
     """Return this rank's micro-batches of an update."""
     return chunks[ranks.share :: ranks.shares]

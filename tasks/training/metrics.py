@@ -109,9 +109,10 @@ def entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, floa
         # Effective sample size as a share of the stale rows: (sum w)^2 / (n sum w^2).
         squared = figures.pop("importance_squared")
         figures["effective_samples"] = figures["importance"] ** 2 / squared if squared else 0.0
-    if "ratio_squared" in figures:
-        squared = figures.pop("ratio_squared")
-        figures["ratio_std"] = math.sqrt(max(0.0, squared - figures["ratio"] ** 2))
+    if "ratio_change_squared" in figures:
+        # Squares of ratios themselves would round a std below 1e-8 away.
+        squared = figures.pop("ratio_change_squared")
+        figures["ratio_std"] = math.sqrt(max(0.0, squared - (figures["ratio"] - 1) ** 2))
         figures["ratio_mean"] = figures.pop("ratio")
     return figures
 

@@ -142,7 +142,7 @@ class RolloutSampler:
         )
 
     def _branch(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Sample trunks and all their branches; one stored sample per branch."""
+        """Sample trunks and all their branches; one stored sample per branch, ordered by (trunk, step, number)."""
         policy, velocities = self._models.policy_and_velocities()
         seeds = [self._seed("initial", job, 0) for job in jobs]
         sigmas = noise_levels(policy, self._config.rollout.steps)
@@ -166,9 +166,10 @@ class RolloutSampler:
         finite(branches.log_probs, "log-probs")
         trunks = [(job.columns(self._making), seed) for job, seed in zip(jobs, seeds, strict=True)]
         levels = sigmas.tolist()
+        # Trunk by trunk: training draws rows by their number, which must not depend on batches and shards.
         return [
             Sample(**_of_branch(branches, row, *trunks[trunk], means=self._means), **finals.sample(row), sigmas=levels)
-            for row, trunk in enumerate(branches.trunk.tolist())
+            for trunk, row in sorted((trunk, row) for row, trunk in enumerate(branches.trunk.tolist()))
         ]
 
     def _start(self, policy: DiffusionPolicy, jobs: Sequence[SampleRequest], seeds: Sequence[int]) -> Tensor:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from flowmill.tasks.algorithms.objectives import (
     ratio_metrics,
     simple_surrogate,
 )
+from flowmill.tasks.training.metrics import entry
 from tests.golden.algorithms2026.rows import given
 from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, common, draws, models_of, noised, transitions, vector
 from tests.tasks.algorithms.cases import Options, gradient, linear, make, models_of_linear
@@ -49,7 +51,7 @@ def test_the_loss_of_a_ratio_row_by_row(name: str, low: float, high: float, shif
         expected = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
         assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
         assert float(result.metrics["ratio"][row]) == pytest.approx(ratio, rel=1e-9)
-        assert float(result.metrics["ratio_squared"][row]) == pytest.approx(ratio**2, rel=1e-9)
+        assert float(result.metrics["ratio_change_squared"][row]) == pytest.approx((ratio - 1) ** 2, rel=1e-9)
         assert float(result.metrics["approx_kl"][row]) == pytest.approx(ratio - 1 - shift, abs=1e-12)
         assert float(result.metrics["clip_high"][row]) == (ratio > 1 + high)
         assert float(result.metrics["clip_low"][row]) == (ratio < 1 - low)
@@ -108,6 +110,18 @@ def test_ends_of_a_clip_range_are_inside_and_those_of_a_trust_region_outside() -
     for ratio, sign in ((up, 1.0), (down, -1.0)):
         mask = divergence_mask(ratio, sign * vector([1.0, 1.0, 1.0, 0.0]), divergence, 0.25)
         assert mask.tolist() == [0, 1, 1, 1]
+
+
+def test_metrics_of_ratios_within_the_smallest_published_clip_range() -> None:
+    """In float32 their k3 estimates are multiples of 6e-8, some negative, and the std of such ratios 0."""
+    log_ratio = torch.tensor([0.0, -1e-8, 2e-6, 1.95e-6])
+    exact = [float(each) for each in log_ratio.double()]
+    figures = ratio_metrics(log_ratio, (2e-6, 2e-6))
+    for row, (kl, squared) in enumerate(zip(figures["approx_kl"], figures["ratio_change_squared"], strict=True)):
+        assert float(kl) == pytest.approx(exact[row] ** 2 / 2, rel=1e-3, abs=1e-17)
+        assert float(squared) == pytest.approx(exact[row] ** 2, rel=1e-5)
+    means = {name: float(values.mean()) for name, values in figures.items()}
+    assert entry(1, 4, 0.0, means)["ratio_std"] == pytest.approx(np.std(exact), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Linear:
         rows = torch.tensor([sample for sample, _ in batch.keys])
         loss = self.scale * SLOPES[rows] @ models.trainable.parameters()[0]
         ratio = RATIOS[rows]
-        figures = {"ratio": ratio, "ratio_squared": ratio**2}
+        figures = {"ratio": ratio, "ratio_change_squared": (ratio - 1) ** 2}
         figures |= {"clip_high": (ratio > 1.2).float(), "clip_low": (ratio < 0.8).float()}
         return RowLoss(loss=loss, metrics=figures if self.ratios else {"error": ratio})
 
@@ -164,7 +164,7 @@ def test_an_update_is_the_mean_over_all_its_rows_whatever_the_micro_batch(size: 
     assert entry["clip_low"] == pytest.approx(1 / 7)
     assert entry["ratio_step0"] == pytest.approx(float(RATIOS[[0, 2, 4, 6]].mean()), rel=1e-6)
     assert entry["ratio_step1"] == pytest.approx(float(RATIOS[[1, 3, 5]].mean()), rel=1e-6)
-    assert not {"ratio", "ratio_squared", "share_ratio_step0", "clip_age0", "importance"} & set(entry)
+    assert not {"ratio", "ratio_change_squared", "share_ratio_step0", "clip_age0", "importance"} & set(entry)
 
 
 def test_replayed_rows_are_weighted_and_reported() -> None:
@@ -193,8 +193,8 @@ def test_fresh_rows_are_reported_whichever_rank_has_the_stale_ones(ranks: list[l
         for part in parts:
             age, high, zero = torch.tensor(ages[part]), torch.tensor(clipped[part]), torch.zeros(2)
             batch = SimpleNamespace(count=2, age=age, step=torch.zeros(2, dtype=torch.int64), weighed=False)
-            values = {"loss": zero, "ratio": zero + 1, "ratio_squared": zero + 1, "clip_high": high, "clip_low": zero}
-            figures.add(cast(Any, batch), values)
+            values = {"loss": zero, "ratio": zero + 1, "ratio_change_squared": zero}
+            figures.add(cast(Any, batch), values | {"clip_high": high, "clip_low": zero})
         totals.update(figures.totals())
     found = entry(1, 4, 0.0, totals)
     assert (found["clip_age0"], found["clip_age1"]) == (pytest.approx(2 / 3), 1.0)
