@@ -30,19 +30,12 @@ from flowmill.tasks.runtime.ranks import Ranks
 from flowmill.tasks.training.checkpoints import Checkpoints
 from flowmill.tasks.training.data import TrainingData
 from flowmill.tasks.training.learning_rates import learning_rate
-from flowmill.tasks.training.loop import (
-    Reading,
-    TrainedPart,
-    TrainerState,
-    mean_losses,
-    read_chunks,
-    recall_reference,
-    run_updates,
-)
+from flowmill.tasks.training.loop import Reading, TrainedPart, TrainerState, mean_losses, read_chunks, run_updates
 from flowmill.tasks.training.loss_scaling import loss_scale
 from flowmill.tasks.training.metrics import idle_modules, idle_note
 from flowmill.tasks.training.optimizers import make_optimizer
 from flowmill.tasks.training.policy_moves import measured_units, policy_moves
+from flowmill.tasks.training.reference_cache import recall_reference
 from flowmill.tasks.training.state import METRICS, read_state, write_state
 
 if TYPE_CHECKING:

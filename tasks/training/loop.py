@@ -159,7 +159,7 @@ def _own_batches(
 ) -> tuple[Sequence[Units], Sequence[Units], Callable[[], Iterable[Batch]]]:
     """Return this rank's micro-batches of an update, those of all ranks, and a function that reads the former."""
     reading.begin(units)
-    chunks = _chunks(units, reading.alike, size)
+    chunks = chunks_of(units, reading.alike, size)
     own = dealt(chunks, ranks)
     # Ranks with sharded weights run in lockstep: a rank with too few micro-batches adds some that do not count.
     idle = -(-len(chunks) // ranks.shares) - len(own) if trainable.sharded else 0
@@ -236,24 +236,6 @@ def _step_extra_parts(state: TrainerState, means: dict[str, float], number: int)
         part.optimizer.zero_grad(set_to_none=True)
 
 
-@torch.no_grad()
-def recall_reference(
-    models: Models, done: Sequence[Units], *, reading: Reading, micro_batch_size: int, ranks: Ranks
-) -> None:
-    """Cache the frozen reference's outputs as the updates did that a resumed epoch does not repeat, if it caches such.
-
-    Their last bits depend on the micro-batch that a row was first in.
-    """
-    known: Mapping[Any, Any] | None = models.remembered
-    if known is None:
-        return
-    for units in done:
-        own = _own_batches(models.trainable, units, reading, micro_batch_size, ranks)[0]
-        new = [chunk for chunk in own if not known.keys() >= set(map(tuple, chunk.rows.tolist()))]
-        for batch in read_ahead(reading.read, new):
-            models.recall(batch)
-
-
 def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
     """Return this rank's micro-batches of an update."""
     return chunks[ranks.share :: ranks.shares]
@@ -263,13 +245,14 @@ def read_chunks(
     units: Units, alike: Callable[[Units], Sequence[Units]], size: int, ranks: Ranks, *, sharded: bool
 ) -> Sequence[Units]:
     """Return all micro-batches of an update that this rank reads, also the first one in place of one it lacks."""
-    chunks = _chunks(units, alike, size)
+    chunks = chunks_of(units, alike, size)
     own = dealt(chunks, ranks)
     lacks = len(own) * ranks.shares < len(chunks)
     return [*own, chunks[0]] if lacks and (sharded or not own) else own
 
 
-def _chunks(units: Units, alike: Callable[[Units], Sequence[Units]], size: int) -> list[Units]:
+def chunks_of(units: Units, alike: Callable[[Units], Sequence[Units]], size: int) -> list[Units]:
+    """Return the micro-batches of an update, of all ranks."""
     return [chunk for part in alike(units) for chunk in micro_batches(part, size)]
 
 

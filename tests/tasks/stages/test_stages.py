@@ -43,7 +43,7 @@ from flowmill.tasks.stages.rollout import RolloutStage
 from flowmill.tasks.stages.stage import Shard
 from flowmill.tasks.stages.stage_run import StageRun
 from flowmill.tasks.training import epoch as training
-from flowmill.tasks.training.loop import recall_reference
+from flowmill.tasks.training.reference_cache import recall_reference
 from tests.reference import advantages as slow
 from tests.support.inside import (
     Make,
