@@ -44,11 +44,12 @@ class SweepRun:
             self.run_id = str(run.info.run_id)
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def end(self, outcomes: Sequence[Outcome], report: str, *, done: bool) -> None:
+    def end(self, outcomes: Sequence[Outcome], report: str | None, *, done: bool) -> None:
         """Log the table and the report, and end the run."""
         with reaching(self._uri, "The sweep"):
             self._client.log_text(self.run_id, _table(outcomes), TABLE)
-            self._client.log_text(self.run_id, report, REPORT)
+            if report is not None:
+                self._client.log_text(self.run_id, report, REPORT)
             self._client.set_terminated(self.run_id, "FINISHED" if done else "FAILED")
 
 
