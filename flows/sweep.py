@@ -65,7 +65,7 @@ def _sweep(request: SweepRequest) -> tuple[list[Outcome], str | None]:
     for start in chained(requests[listed[0].name])[:-1]:
         pipeline(start)
     first = bind_run(_config(requests[listed[0].name]))
-    tracked = SweepRun(first, request.name)
+    tracked = SweepRun(first, request.name, requests)
     requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
     failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
     contexts = {name: bind_run(_config(each)) for name, each in requests.items()}

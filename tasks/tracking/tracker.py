@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.roots import root_option
+from flowmill.storage import layout
+from flowmill.storage.artifacts.records import content
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.alerts import TAG, alert_tag
@@ -296,7 +299,7 @@ class Tracker:
 
         name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
         name = mlflow_name("registered model", name)
-        register(self._client, self._owner(), name, content, export)
+        register(self._client, replace(self._owner(), earlier=_recorded(self.context)), name, content, export)
 
     def _owner(self) -> Owner:
         from flowmill.tasks.tracking.models import Owner
@@ -320,6 +323,13 @@ class Tracker:
 
         self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
         self._monitor.start()
+
+
+def _recorded(context: RunContext) -> frozenset[str]:
+    """Return the ids of all MLflow runs of a run, of any tracker."""
+    names = context.store.root.list(layout.run(context.run.name))
+    series = [context.run.series(name) for name in names if name == SERIES or name.startswith(f"{SERIES}-")]
+    return frozenset(content(data, path)["mlflow_run_id"] for records in series for path, data in records.items())
 
 
 def series_of(uri: str | None, own: str | None) -> str:
