@@ -10,7 +10,7 @@ import typer
 from flowmill.configs.errors import ConfigError, PublishError
 from flowmill.configs.roots import default_root
 from flowmill.flows.cli.best import chosen_epoch
-from flowmill.flows.cli.options import Root
+from flowmill.flows.cli.options import Root, TrustStore
 from flowmill.flows.console import console
 from flowmill.flows.requests import PublishRequest
 
@@ -19,6 +19,7 @@ def publish_command(
     request: PublishRequest,
     *,
     root: Root = None,
+    trust_store: TrustStore = False,
     dataset: Annotated[bool, typer.Option("--dataset", hidden=True)] = False,
 ) -> None:
     """Publish the export of RUN, RUN@EPOCH or RUN@best, and print the address."""
@@ -39,6 +40,6 @@ def publish_command(
     token = None if request.token_env is None else os.environ.get(request.token_env)
     if request.token_env is not None and not token:
         raise PublishError(f"--token-env '{request.token_env}': there is no such environment variable, or it is empty.")
-    context = open_run(default_root(root), run, reads=True)
+    context = open_run(default_root(root), run, reads=True, trusted=trust_store)
     files = finished_export(context, chosen_epoch(context, request.epoch if named is None else named))
     console.print(publish(files, request.repo, private=request.private, token=token))

@@ -28,8 +28,10 @@ def track_command(
     from flowmill.tasks.tracking.tracker import Tracker, series_of
 
     place = existing_root(root)
-    own = open_run(place, run, reads=True)
-    context = own if uri is None else open_run(place, run, overrides=[f"tracking.uri={uri}"], reads=True)
+    own = open_run(place, run, reads=True, trusted=trust_store)
+    context = own
+    if uri is not None:
+        context = open_run(place, run, overrides=[f"tracking.uri={uri}"], reads=True, trusted=trust_store)
     if not trust_store:
         check_trusted(own.config, context.config, run=run, only=("tracking.uri", "tracking.registered_model"))
     complete = is_complete(context.chain)
