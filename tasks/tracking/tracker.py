@@ -34,7 +34,7 @@ from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import is_complete
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, link
+from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, with_link
 from flowmill.tasks.tracking.locations import tracking_uri
 from flowmill.tasks.tracking.logged import metric_of
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
@@ -141,9 +141,12 @@ class Tracker:
         return path if self.uri == tracking_uri(self.context.store.root.uri, None) else None
 
     def close(self, status: str) -> str | None:
-        """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
+        """Finish queued jobs, end the MLflow run with a status, and return the failure, if any.
+
+        A run that is 'RUNNING' is not ended.
+        """
         done = status == "FINISHED"
-        text = description(self.context, link(self._orchestrator), done=True) if done else None
+        text = description(self.context, done=True) if done else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -231,6 +234,9 @@ class Tracker:
             return None
         if run is None or run.info.lifecycle_stage != "active" or run.info.experiment_id != self.experiment_id:
             return None
+        # Without an orchestrator of its own the MLflow run keeps the link to that of the run.
+        found = {key: value for key, value in run.data.tags.items() if key.startswith("prefect.")}
+        self._orchestrator = self._orchestrator or found
         tags = sorted((key, value) for key, value in run.data.tags.items() if key.startswith(_LOGGED))
         try:
             parts = [json.loads(text) for _, text in tags]
@@ -315,8 +321,10 @@ class Tracker:
         if not self._attends:
             return
         if text is not None:
-            self._client.set_tag(str(self.run_id), "mlflow.note.content", mlflow_text(text))
-        self._client.set_terminated(str(self.run_id), status)
+            note = mlflow_text(with_link(text, self._orchestrator))
+            self._client.set_tag(str(self.run_id), "mlflow.note.content", note)
+        if status != "RUNNING":
+            self._client.set_terminated(str(self.run_id), status)
 
     def _start_monitor(self) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor

@@ -19,6 +19,7 @@ from PIL import Image
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import override_config
+from flowmill.flows.cli.track import track_command
 from flowmill.storage import layout
 from flowmill.tasks.metrics import tracked as tracked_content
 from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
@@ -335,6 +336,26 @@ def test_runs_and_sweeps_of_another_store_on_a_server_stay_as_they_are(
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     assert client.get_model_version_by_alias("flowmill-small", "champion").version == 1
     assert not any("flowmill.superseded" in each.tags for each in client.search_model_versions("name='flowmill-small'"))
+
+
+def test_a_run_at_work_is_not_ended_by_the_command_and_keeps_its_link(tiny_base: Path, tmp_path: Path) -> None:
+    context = prepare(small_config(tmp_path, tiny_base))
+    at_work = Tracker(context, orchestrator=LINKS)
+    assert at_work.url() is not None
+    with context.store.root.lock(context.run.lock_path, "the run"):
+        track_command("small", root=context.store.root.uri)
+        track_command("small", uri=f"sqlite:///{tmp_path}/other.db", root=context.store.root.uri)
+    client, run = client_of(context)
+    assert run.info.status == "RUNNING"
+    assert at_work.close("KILLED") is None
+    track_command("small", root=context.store.root.uri)
+    client, run = client_of(context)
+    assert run.info.status == "KILLED"
+    assert "[Prefect flow run f-1]" in run.data.tags["mlflow.note.content"]
+    other = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/other.db")
+    (copy,) = other.search_runs([each.experiment_id for each in other.search_experiments()])
+    assert copy.info.status == "RUNNING"
+    assert "Prefect" not in copy.data.tags["mlflow.note.content"]
 
 
 def champion(context: RunContext) -> str:
