@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
+from flowmill.configs.addresses import token_of
 from flowmill.configs.errors import ConfigError, PublishError
 from flowmill.configs.roots import default_root
 from flowmill.flows.cli.best import chosen_epoch
@@ -37,7 +37,7 @@ def publish_command(
         raise ConfigError(
             f"'{request.model}' names epoch {named} and --epoch another, {request.epoch}. Leave one of them out."
         )
-    token = None if request.token_env is None else os.environ.get(request.token_env)
+    token = None if request.token_env is None else token_of(request.token_env)
     if request.token_env is not None and not token:
         raise PublishError(f"--token-env '{request.token_env}': there is no such environment variable, or it is empty.")
     context = open_run(default_root(root), run, reads=True, trusted=trust_store)

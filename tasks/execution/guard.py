@@ -7,12 +7,11 @@ pages of other local servers. Both run behind this middleware. Programs do not s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from flowmill.configs.addresses import is_loopback
+from flowmill.configs.addresses import is_loopback, token_of
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import quoted
 
@@ -54,7 +53,7 @@ class OwnPagesOnly:
 
 def access_token(host: str, variable: str, *, where: str) -> str | None:
     """Return the token that a server on ``host`` wants, from an environment variable; None: it wants none."""
-    token = os.environ.get(variable) or None
+    token = token_of(variable)
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"--host {quoted(host)} gives other machines access, but {variable} is not set. Set it here and {where}, "
