@@ -242,7 +242,21 @@ def test_each_pair_gets_as_many_answers_as_asked_for(context: RunContext) -> Non
     assert overview["progress"] == [{"raters": 2, "groups": 16, "complete": True}]
     assert shown(client, "dee") == {"rater": "dee", "done": 0, "skipped": 0, "total": 0, "group": None}
     client.post("/api/undo", json={"rater": "ann"})
-    assert shown(client, "dee")["group"] is None, "ann sees the pair of the withdrawn answer"
+    assert shown(client, "dee")["group"] is not None, "ann, who sees the pair of the withdrawn answer, may be gone"
+
+
+def test_pairs_of_raters_who_are_gone_are_shown_to_others_in_the_end(context: RunContext) -> None:
+    client = asking(context, overlap=1)
+    gone = [shown(client, rater)["group"]["prompt"] for rater in ("ann", "cy")]
+    prompts = list[str]()
+    while (state := shown(client, "bob"))["group"]:
+        prompts.append(state["group"]["prompt"])
+        answer(client, "bob", choice="tie")
+    assert (len(prompts), prompts[-2:]) == (16, gone), "the first that was shown comes first"
+    assert state["total"] == 16
+    assert shown(client, "dee")["group"] is None
+    overview = client.get("/api/organizer", headers=KEY).json()
+    assert overview["progress"] == [{"raters": 1, "groups": 16, "complete": True}]
 
 
 def test_the_organizer_sees_progress_and_disputes_and_raters_do_not(context: RunContext) -> None:
