@@ -361,6 +361,15 @@ def test_answers_of_other_programs_are_imported_all_or_none(context: RunContext,
         ),
         ({"prompt": "x"}, "row 5: it has neither 'data' with 'annotations'"),
         ({"data": first, "annotations": [{"result": []}]}, "row 5: "),
+        (_label_studio(third, 5, {"x": {"choices": []}}), "row 5: the result 'x' has no choice"),
+        (
+            _label_studio(third, 5, {"x": {"choices": ["left"]}}, completed_by=None),
+            "row 5: it does not say who answered",
+        ),
+        (
+            {**_argilla(third), "responses": {"better": [{"value": "tie", "user_id": None}]}},
+            "row 5: it does not say who answered",
+        ),
     ):
         file.write_text(json.dumps([*rows, bad]))
         with pytest.raises(DataError, match="Nothing is stored") as error:
