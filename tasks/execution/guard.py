@@ -1,8 +1,9 @@
 """Guard for local servers: they answer programs on this machine and their own pages, but no page of another origin.
 
 Any web page can make a browser send requests to 127.0.0.1, and read the responses through its own host name that
-resolves to 127.0.0.1 (DNS rebinding). Prefect's server accepts any origin and any host name; MLflow's server accepts
-pages of other local servers. Both run behind this middleware. Programs do not send the checked browser headers.
+resolves to 127.0.0.1 (DNS rebinding). Prefect's server accepts any origin and any host name, so it runs behind this
+middleware, as the explorer and servers of rewards and ratings without a token do. MLflow's server does not: it checks
+host names itself, and accepts pages of other servers of this machine. Programs do not send the checked browser headers.
 """
 
 from __future__ import annotations
