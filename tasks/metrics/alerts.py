@@ -198,7 +198,8 @@ def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float], *, m
 def _paired(before: Mapping[str, float], after: Mapping[str, float]) -> np.ndarray:
     """Return the scores before and after of the prompts that have both, (2, P)."""
     scores = np.array([(before[prompt], after[prompt]) for prompt in before if prompt in after]).reshape(-1, 2)
-    return scores[np.isfinite(scores).all(1)].T
+    paired: np.ndarray = scores[np.isfinite(scores).all(1)].T
+    return paired
 
 
 def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:

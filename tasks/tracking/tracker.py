@@ -24,7 +24,7 @@ from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.roots import root_option
 from flowmill.storage import layout
-from flowmill.storage.artifacts.records import content
+from flowmill.storage.artifacts import records
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.alerts import TAG, alert_tag
@@ -337,7 +337,8 @@ def _recorded(context: RunContext) -> frozenset[str]:
     """Return the ids of all MLflow runs of a run, of any tracker."""
     names = context.store.root.list(layout.run(context.run.name))
     series = [context.run.series(name) for name in names if name == SERIES or name.startswith(f"{SERIES}-")]
-    return frozenset(content(data, path)["mlflow_run_id"] for records in series for path, data in records.items())
+    notes = [records.content(data, path) for each in series for path, data in each.items()]
+    return frozenset(note["mlflow_run_id"] for note in notes)
 
 
 def series_of(uri: str | None, own: str | None) -> str:

@@ -118,7 +118,7 @@ def test_an_empty_text_of_an_exported_answer_is_a_text(form: Any, task: str, tmp
     found = read_judgments([str(file)], "texts", scale=(1, 5), store=None)
     assert len(found.rows) == len(rows)
     assert {*found.media.values()} == ({"", "no"} if task == "stars" else {"", "no", "yes"})
-    file.write_bytes(written([{**row, "artifact": "", "artifact_0": ""} for row in rows], form).replace(b"artifact", b"x"))
+    file.write_bytes(file.read_bytes().replace(b"artifact", b"x"))
     with pytest.raises(ConfigError, match="has no 'response"):
         read_judgments([str(file)], "texts", scale=(1, 5), store=None)
 

@@ -345,11 +345,10 @@ def test_a_run_at_work_is_not_ended_by_the_command_and_keeps_its_link(tiny_base:
     with context.store.root.lock(context.run.lock_path, "the run"):
         track_command("small", root=context.store.root.uri)
         track_command("small", uri=f"sqlite:///{tmp_path}/other.db", root=context.store.root.uri)
-    client, run = client_of(context)
-    assert run.info.status == "RUNNING"
+    assert client_of(context)[1].info.status == "RUNNING"
     assert at_work.close("KILLED") is None
     track_command("small", root=context.store.root.uri)
-    client, run = client_of(context)
+    run = client_of(context)[1]
     assert run.info.status == "KILLED"
     assert "[Prefect flow run f-1]" in run.data.tags["mlflow.note.content"]
     other = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/other.db")
