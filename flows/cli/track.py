@@ -25,7 +25,8 @@ def track_command(
     from flowmill.tasks.inputs.store_trust import check_trusted
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import is_complete
-    from flowmill.tasks.tracking.tracker import SERIES, Tracker, series_of
+    from flowmill.tasks.tracking.series import SERIES, series_of
+    from flowmill.tasks.tracking.tracker import Tracker
 
     place = existing_root(root)
     own = open_run(place, run, reads=True, trusted=trust_store)

@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command
-from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.roots import root_option
-from flowmill.storage import layout
-from flowmill.storage.artifacts import records
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.alerts import TAG, alert_tag
@@ -38,13 +35,13 @@ from flowmill.tasks.tracking.descriptions import datasets, describe, description
 from flowmill.tasks.tracking.locations import tracking_uri
 from flowmill.tasks.tracking.logged import metric_of
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
+from flowmill.tasks.tracking.series import SERIES, recorded_runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from flowmill.tasks.tracking.models import Export, Owner
 
-SERIES = "tracking"
 #: The UI hides tags with MLflow's own prefix.
 _LOGGED = "mlflow.flowmill.logged"
 #: Entries per tag; a tag's value is limited.
@@ -305,7 +302,7 @@ class Tracker:
 
         name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
         name = mlflow_name("registered model", name)
-        register(self._client, replace(self._owner(), earlier=_recorded(self.context)), name, content, export)
+        register(self._client, replace(self._owner(), earlier=recorded_runs(self.context)), name, content, export)
 
     def _owner(self) -> Owner:
         from flowmill.tasks.tracking.models import Owner
@@ -331,19 +328,6 @@ class Tracker:
 
         self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
         self._monitor.start()
-
-
-def _recorded(context: RunContext) -> frozenset[str]:
-    """Return the ids of all MLflow runs of a run, of any tracker."""
-    names = context.store.root.list(layout.run(context.run.name))
-    series = [context.run.series(name) for name in names if name == SERIES or name.startswith(f"{SERIES}-")]
-    notes = [records.content(data, path) for each in series for path, data in each.items()]
-    return frozenset(note["mlflow_run_id"] for note in notes)
-
-
-def series_of(uri: str | None, own: str | None) -> str:
-    """Return the series of records of a tracker: the default one, or a separate one for another address."""
-    return SERIES if uri is None or uri == own else f"{SERIES}-{hash_text(uri)[:12]}"
 
 
 def log_side_evaluations(context: RunContext) -> None:
