@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
+
+from flowmill.configs.errors import ConfigError
 
 _PLACE = re.compile(r"[/?#\s]")
 #: The alternative to a password in a setting or a component's option.
@@ -31,6 +34,21 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def token_of(variable: str) -> str | None:
+    """Return the token that an environment variable holds, without spaces and line ends around it; None without one.
+
+    Raises:
+        ConfigError: no header of a request can carry it. The message does not contain it.
+    """
+    token = os.environ.get(variable, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            f"The environment variable {variable} has characters that a header of a request cannot carry: only "
+            "printable ASCII. Set it to the token alone."
+        )
+    return token or None
 
 
 def holds_token(authorization: str, token: str | None) -> bool:

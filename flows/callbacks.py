@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmill.configs.errors import StoppedError, TrackingError
+from flowmill.configs.errors import FlowmillError, StoppedError, TrackingError
+from flowmill.configs.escaping import command
+from flowmill.configs.roots import root_option
 from flowmill.flows.artifacts import Progress, announce, report_link, tracking_link
+from flowmill.flows.cancellation import signal_behind
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.metrics.alerts import Alert, Watcher
 from flowmill.tasks.metrics.reward_tables import earned
@@ -78,9 +81,29 @@ class RunCallbacks:
         """Log the run's report, if the config enables it, and show its location."""
         enabled = self._context.config.tracking.report
         if has_lasting_api() if enabled is None else enabled:
+            html = report_of(self._context)
+            if html is None:
+                return
             try:
-                log_report(self._context, run_report(self._context))
+                log_report(self._context, html)
             except TrackingError as error:
                 self._context.reporter.message(str(error))
                 return
             report_link(self._run, self._context.store.root.uri, self._tracker.url())
+
+
+def report_of(*contexts: RunContext) -> str | None:
+    """Return the report of finished runs; None after a message if it cannot be drawn: the runs stay finished."""
+    try:
+        return run_report(*contexts)
+    except Exception as error:
+        if signal_behind(error) is not None:
+            raise
+        how = command(
+            "flowmill", "report", *(each.run.name for each in contexts), *root_option(contexts[0].store.root.uri)
+        )
+        reason = str(error) if isinstance(error, FlowmillError) else f"{type(error).__name__}: {error}"
+        contexts[0].reporter.message(
+            f"Everything is committed, but its report could not be drawn ({reason}). Try again: {how}"
+        )
+        return None

@@ -51,7 +51,7 @@ def bring_up_to_date(request: ContinueRequest) -> Any:
     """Complete a run under the config it was last started with: compute its missing and stale artifacts."""
     with scheduled(request) as result:
         make_up_for_missed()
-        run = open_run(request.root, request.run, reads=True)
+        run = open_run(request.root, request.run, reads=True, trusted=request.trust_store)
         begun = partial(
             open_run, request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store
         )

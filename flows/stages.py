@@ -262,10 +262,11 @@ def _stage_flow(name: str) -> Flow[..., Any]:
 
 def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
     # The lock needs the store's settings.
-    run = open_run(request.root, request.run, overrides=request.overrides, reads=True)
+    trusted = request.trust_store
+    run = open_run(request.root, request.run, overrides=request.overrides, reads=True, trusted=trusted)
     with turn(run, request):
         # Another process may have changed the run's length in the meantime.
-        run = open_run(request.root, request.run, reads=True)
+        run = open_run(request.root, request.run, reads=True, trusted=trusted)
         epoch = chosen_epoch(run, name, request.epoch)
         if request.epoch == "next" and not request.overrides:
             extend(run, epoch)
@@ -275,7 +276,7 @@ def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
             overrides=request.overrides,
             reporter=process_state.reporter(),
             epoch=epoch,
-            trusted=request.trust_store,
+            trusted=trusted,
         )
         with executing_stage(context), process_state.opened(context) as session:
             nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)

@@ -21,6 +21,7 @@ from flowmill.configs.errors import CancelledError, WorkerError
 from flowmill.configs.load import override_config
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import process_state
+from flowmill.flows.callbacks import report_of
 from flowmill.flows.cancellation import check_cancelled, signal_behind
 from flowmill.flows.chained import chained
 from flowmill.flows.pipeline import pipeline
@@ -41,7 +42,6 @@ from flowmill.tasks.metrics.sweep import (
     variants,
     with_final,
 )
-from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.runs.opening import bind_run
 from flowmill.tasks.tracking.sweeps import SweepRun
 
@@ -52,27 +52,27 @@ _TAIL = 5
 
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 def sweep(request: SweepRequest) -> Any:
-    """Run every variant, compare them, and return their outcomes, best first, and the report."""
+    """Run every variant, compare them, and return their outcomes, best first, and the report if it could be drawn."""
     with scheduled(request) as result:
         make_up_for_missed()
         result.value = _sweep(request)
     return result.value
 
 
-def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
+def _sweep(request: SweepRequest) -> tuple[list[Outcome], str | None]:
     listed = variants(request.name, request.grid, request.listed)
     requests = {variant.name: _request_of(request, variant) for variant in listed}
     for start in chained(requests[listed[0].name])[:-1]:
         pipeline(start)
     first = bind_run(_config(requests[listed[0].name]))
-    tracked = SweepRun(first, request.name)
+    tracked = SweepRun(first, request.name, requests)
     requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
     failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
     contexts = {name: bind_run(_config(each)) for name, each in requests.items()}
     outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
     if request.final is not None and outcomes[0].reward is not None:
         outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
-    report = run_report(*(contexts[each.variant.name] for each in outcomes))
+    report = report_of(*(contexts[each.variant.name] for each in outcomes))
     tracked.end(outcomes, report, done=not failed)
     if failed:
         names = "\n  ".join(f"{name}: {error}" for name, error in failed.items())

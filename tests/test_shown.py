@@ -299,7 +299,9 @@ def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         chain=SimpleNamespace(ref=lambda node: node),
         store=SimpleNamespace(manifest=lambda ref: None),
     )
-    return descriptions.description(context, descriptions.link({"prefect.flow_run_url": text}), done=True)
+    return descriptions.with_link(
+        descriptions.description(context, done=True), {"prefect.flow_run_id": text, "prefect.flow_run_url": text}
+    )
 
 
 def a_registered_version(text: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -58,7 +58,7 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
     st.html(_STYLE)
     with messages():
         samples, other = _choose(root, run_name, trust_store=trust_store)
-        _follow(root, samples.run.name, labels(samples.run))
+        _follow(root, samples.run.name, labels(samples.run), trust_store=trust_store)
         everything = _table(root, samples, trust_store=trust_store)
         pair = None
         if other is not None:
@@ -125,7 +125,7 @@ def _table(root: str, samples: Samples, *, trust_store: bool) -> pd.DataFrame:
     return _read_table(root, name, samples.label, _records(root, name), trust_store=trust_store)
 
 
-def _follow(root: str, name: str, shown: Sequence[str]) -> None:
+def _follow(root: str, name: str, shown: Sequence[str], *, trust_store: bool) -> None:
     """Run the page again once a run at work has samples that the page does not list."""
     seen = [_records(root, name)]
 
@@ -134,7 +134,7 @@ def _follow(root: str, name: str, shown: Sequence[str]) -> None:
         records = _records(root, name)
         if records != seen[0]:
             seen[0] = records
-            if labels(flowmill.open(root).run(name)) != shown:
+            if labels(flowmill.open(root).run(name, trust_store=trust_store)) != shown:
                 st.rerun()
 
     look()

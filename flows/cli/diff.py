@@ -10,7 +10,7 @@ from rich.table import Table
 
 from flowmill.configs.gc_tuning import without_collecting
 from flowmill.flows.cli.error_reporting import say
-from flowmill.flows.cli.options import AsJson, Root
+from flowmill.flows.cli.options import AsJson, Root, TrustStore
 from flowmill.flows.cli.report import write_report
 from flowmill.flows.console import console, print_json, print_table
 from flowmill.flows.environment import existing_root
@@ -27,22 +27,23 @@ def diff_command(
         Path | None, typer.Option("--images", help="HTML file to write with their images side by side.", metavar="FILE")
     ] = None,
     root: Root = None,
+    trust_store: TrustStore = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the settings in which two runs differ, the artifacts they share, and their evaluations."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     with without_collecting():
-        _diff(first, second, root=uri, as_json=as_json)
+        _diff(first, second, root=uri, trusted=trust_store, as_json=as_json)
     if images is not None:
-        write_report([first, second], root=uri, out=images)
+        write_report([first, second], root=uri, out=images, trusted=trust_store)
 
 
-def _diff(first: str, second: str, *, root: str, as_json: bool) -> None:
+def _diff(first: str, second: str, *, root: str, trusted: bool, as_json: bool) -> None:
     from flowmill.tasks.reports.comparison import compare
     from flowmill.tasks.runs.opening import open_run
 
-    contexts = [open_run(root, name, reads=True) for name in (first, second)]
+    contexts = [open_run(root, name, reads=True, trusted=trusted) for name in (first, second)]
     difference = compare(*contexts)
     if as_json:
         print_json(

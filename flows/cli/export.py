@@ -9,7 +9,7 @@ import typer
 
 from flowmill.configs.escaping import quoted
 from flowmill.flows.cli.best import chosen_epoch
-from flowmill.flows.cli.options import Root
+from flowmill.flows.cli.options import Root, TrustStore
 from flowmill.flows.console import console
 from flowmill.flows.environment import existing_root
 
@@ -25,6 +25,7 @@ def export_command(
         typer.Option("--format", help="model, for diffusers; dcp: weights and optimizer, for torch."),
     ] = "model",
     root: Root = None,
+    trust_store: TrustStore = False,
 ) -> None:
     """Copy the exported model of RUN, RUN@EPOCH or RUN@best, or write its policy as a checkpoint; print the location.
 
@@ -36,7 +37,7 @@ def export_command(
     from flowmill.tasks.runs.opening import open_run
 
     run, named = model_address(model)
-    context = open_run(uri, run, reads=True)
+    context = open_run(uri, run, reads=True, trusted=trust_store)
     epoch = chosen_epoch(context, named)
     if form == "dcp":
         from flowmill.tasks.export.checkpoint import export_checkpoint

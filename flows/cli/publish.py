@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
+from flowmill.configs.addresses import token_of
 from flowmill.configs.errors import ConfigError, PublishError
 from flowmill.configs.roots import default_root
 from flowmill.flows.cli.best import chosen_epoch
-from flowmill.flows.cli.options import Root
+from flowmill.flows.cli.options import Root, TrustStore
 from flowmill.flows.console import console
 from flowmill.flows.requests import PublishRequest
 
@@ -19,6 +19,7 @@ def publish_command(
     request: PublishRequest,
     *,
     root: Root = None,
+    trust_store: TrustStore = False,
     dataset: Annotated[bool, typer.Option("--dataset", hidden=True)] = False,
 ) -> None:
     """Publish the export of RUN, RUN@EPOCH or RUN@best, and print the address."""
@@ -36,9 +37,9 @@ def publish_command(
         raise ConfigError(
             f"'{request.model}' names epoch {named} and --epoch another, {request.epoch}. Leave one of them out."
         )
-    token = None if request.token_env is None else os.environ.get(request.token_env)
+    token = None if request.token_env is None else token_of(request.token_env)
     if request.token_env is not None and not token:
         raise PublishError(f"--token-env '{request.token_env}': there is no such environment variable, or it is empty.")
-    context = open_run(default_root(root), run, reads=True)
+    context = open_run(default_root(root), run, reads=True, trusted=trust_store)
     files = finished_export(context, chosen_epoch(context, request.epoch if named is None else named))
     console.print(publish(files, request.repo, private=request.private, token=token))

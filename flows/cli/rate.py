@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.http_server import serve
-from flowmill.flows.cli.options import AsJson, Root
+from flowmill.flows.cli.options import AsJson, Root, TrustStore
 from flowmill.flows.console import console, print_json, print_table
 from flowmill.flows.environment import existing_root
 from flowmill.tasks.ratings.request import TOKEN, RateRequest
@@ -39,6 +39,7 @@ def rate_command(
         typer.Option("--import", metavar="FILE", help="Store the answers in a JSON export of such tasks."),
     ] = None,
     root: Root = None,
+    trust_store: TrustStore = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve the page until stopped, and make the answers an artifact then; or print figures, write or read a file."""
@@ -48,7 +49,7 @@ def rate_command(
 
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
-    context = open_run(uri, request.run, reads=True)
+    context = open_run(uri, request.run, reads=True, trusted=trust_store)
     request = request.model_copy(update={"question": request.question or context.config.rate.question})
     if export is not None:
         from flowmill.tasks.ratings.export import export_answers
@@ -65,7 +66,9 @@ def rate_command(
         for title, rows in () if as_json else figures.items():
             _print(title.capitalize(), rows)
         return
-    against = None if request.against is None else open_run(uri, request.against, reads=True)
+    against = None
+    if request.against is not None:
+        against = open_run(uri, request.against, reads=True, trusted=trust_store)
     sources = sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
     if tasks is not None:
         say(f"wrote {write_tasks(context.run, sources, request, tasks)} tasks to {tasks}", quiet=as_json)

@@ -10,7 +10,7 @@ import typer
 
 from flowmill.configs.escaping import quoted
 from flowmill.flows.cli.error_reporting import say
-from flowmill.flows.cli.options import Root
+from flowmill.flows.cli.options import Root, TrustStore
 from flowmill.flows.console import console
 from flowmill.flows.environment import existing_root
 
@@ -27,11 +27,12 @@ def report_command(
     ] = None,
     track: Annotated[bool, typer.Option("--track", help="Also log the file to the MLflow run of each.")] = False,
     root: Root = None,
+    trust_store: TrustStore = False,
 ) -> None:
     """Write the report of one run, or a comparison of several, and print its location."""
     uri = existing_root(root)
     say(f"reading {uri}")
-    contexts, html = write_report(names, root=uri, out=out, price=price)
+    contexts, html = write_report(names, root=uri, out=out, price=price, trusted=trust_store)
     if track:
         from flowmill.tasks.tracking.reports import log_report
 
@@ -40,13 +41,13 @@ def report_command(
 
 
 def write_report(
-    names: Sequence[str], *, root: str, out: Path | None, price: float | None = None
+    names: Sequence[str], *, root: str, out: Path | None, price: float | None = None, trusted: bool = False
 ) -> tuple[list[RunContext], str]:
     """Write the report of one run, or a comparison of several, print its location, and return the runs and the text."""
     from flowmill.tasks.reports.report import run_report, save_report
     from flowmill.tasks.runs.opening import open_run
 
-    contexts = [open_run(root, name, reads=True) for name in names]
+    contexts = [open_run(root, name, reads=True, trusted=trusted) for name in names]
     html = run_report(*contexts, price=price)
     say_report(save_report(html, out or Path(f"{'-'.join(names)}-report.html")))
     return contexts, html

@@ -34,6 +34,7 @@ def fit(
     prepare_environment()
     from flowmill.flows.console import console, print_json
     from flowmill.tasks.export.provenance import accuracy_text
+    from flowmill.tasks.fitting.figures import equal_text
     from flowmill.tasks.fitting.fit import copy_model, fit_reward
 
     fitted = fit_reward(loaded)
@@ -52,7 +53,7 @@ def fit(
         )
         return
     state = "" if fitted.new else ", committed before"
-    console.print(f"{fitted.named}, {fitted.ref}{state}: {accuracy_text(fitted.summary)}")
+    console.print(f"{fitted.named}, {fitted.ref}{state}: {accuracy_text(fitted.summary)}{equal_text(fitted.summary)}")
     console.print(f"its card: {quoted(folder / 'README.md')}")
     if fitted.may_be_chance:
         console.print(

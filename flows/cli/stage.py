@@ -48,7 +48,8 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
             "--downstream follows the run's own settings, but --set gives this stage others, so nothing of the run "
             "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
         )
-    settings = open_run(request.root, request.run, overrides=request.overrides, reads=True)
+    trusted = request.trust_store
+    settings = open_run(request.root, request.run, overrides=request.overrides, reads=True, trusted=trusted)
     # Before heavy imports; a scheduled flow waits instead.
     refuse_while_executing(settings.store, request.run)
     from flowmill.flows.progress import display
@@ -67,7 +68,7 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
         for result in run_flow(FLOWS[name], api, request):
             console.print(str(result))
         separate = bool(request.overrides or request.evaluation)
-        due = [] if separate else _due(settings.store, request.run, epoch, name)
+        due = [] if separate else _due(settings.store, request, epoch, name)
         if not quiet:
             _print_due(due, separate=separate, downstream=downstream)
         if due and downstream:
@@ -76,16 +77,16 @@ def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: b
             run_flow(
                 bring_up_to_date,
                 api,
-                ContinueRequest(run=request.run, root=request.root, trust_store=request.trust_store),
+                ContinueRequest(run=request.run, root=request.root, trust_store=trusted),
             )
             console.print(f"run '{request.run}' is up to date.")
 
 
-def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
+def _due(store: ArtifactStore, request: StageRequest, epoch: int, stage: str) -> list[str]:
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import due
 
-    chain = open_run(store.root.uri, run, reads=True).chain
+    chain = open_run(store.root.uri, request.run, reads=True, trusted=request.trust_store).chain
     nodes = [node for node in chain.nodes() if node[:2] == (epoch, stage)]
     lines = [f"{status.node} ({status.state.value})" for node in nodes for status in due(chain, node)]
     return list(dict.fromkeys(lines))
@@ -133,7 +134,8 @@ def regenerate(
     with local_api() if waiting else contextlib.nullcontext():
         while waiting:
             # One run is enough if its settings are still the artifact's; embeddings need all, each has its own prompts.
-            for run, stage, epoch in makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
+            now = {ref: runs.pop(0) for ref, runs in waiting.items()}
+            for run, stage, epoch in makers(store, now, trusted=trust_store):
                 request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
                 _run(stage, request, quiet=True)
             waiting = {ref: runs for ref, runs in waiting.items() if runs and store.manifest(ref) is None}

@@ -12,7 +12,7 @@ from flowmill.configs.errors import ConfigError, FlowmillError
 from flowmill.configs.gc_tuning import without_collecting
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.filters import EntryFilter
-from flowmill.flows.cli.options import AsJson, Epochs, Long, Root, Stages
+from flowmill.flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
 from flowmill.flows.cli.status_tables import counts, print_run, print_runs
 from flowmill.flows.console import console, print_json
 from flowmill.flows.environment import existing_root
@@ -29,6 +29,7 @@ def status_command(
     epoch: Epochs = None,
     long: Long = False,
     root: Root = None,
+    trust_store: TrustStore = False,
     as_json: AsJson = False,
 ) -> None:
     """Print all runs, or one."""
@@ -41,12 +42,12 @@ def status_command(
         raise ConfigError("--stage and --epoch need a run: flowmill status RUN --stage score --epoch 3")
     with without_collecting():
         if run is not None and why is not None:
-            _explain(uri, run, why)
+            _explain(uri, run, why, trusted=trust_store)
         else:
-            _list(uri, run, listed, check=check, as_json=as_json)
+            _list(uri, run, listed, check=check, trusted=trust_store, as_json=as_json)
 
 
-def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, as_json: bool) -> None:
+def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, trusted: bool, as_json: bool) -> None:
     from flowmill.storage.artifacts.commit import ArtifactStore
     from flowmill.storage.artifacts.lineage import list_runs
     from flowmill.tasks.metrics.describe import describe_run
@@ -55,7 +56,7 @@ def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, as_js
     store = ArtifactStore(uri)
 
     def described(each: str) -> dict[str, Any]:
-        return describe_run(open_run(store.root.uri, each, reads=True))
+        return describe_run(open_run(store.root.uri, each, reads=True, trusted=trusted))
 
     read = partial(_or_why_not, described)
     runs = store.root.map(read, list_runs(store)) if name is None else [described(name)]
@@ -107,7 +108,7 @@ def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[s
         return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": []}
 
 
-def _explain(root: str, name: str, why: str) -> None:
+def _explain(root: str, name: str, why: str, *, trusted: bool) -> None:
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import explain
     from flowmill.tasks.specs.graph import Node
@@ -117,7 +118,7 @@ def _explain(root: str, name: str, why: str) -> None:
     if not epoch.isdecimal():
         raise ConfigError(f"--why '{why}': '{epoch}' is no epoch. Write STAGE@EPOCH, such as score@3.")
     stage, _, slot = stage.rstrip("]").partition("[")
-    chain = open_run(root, name, reads=True).chain
+    chain = open_run(root, name, reads=True, trusted=trusted).chain
     nodes = [node for node in chain.nodes() if node[:2] == (int(epoch), stage) and slot in ("", node.slot)]
     if not nodes:
         stages = ", ".join(dict.fromkeys(node.stage for node in chain.nodes() if node.epoch == int(epoch)))

@@ -46,6 +46,7 @@ def show(
         str | None, typer.Option("--sample", help="Trace one sample of trajectories instead.", metavar="ID")
     ] = None,
     root: Root = None,
+    trust_store: TrustStore = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one artifact: options, inputs, shards, figures, and the schema of its tables.
@@ -57,7 +58,7 @@ def show(
     from flowmill.tasks.runs.addresses import find_artifact
 
     store = _open(root)
-    ref = find_artifact(store, artifact)
+    ref = find_artifact(store, artifact, trusted=trust_store)
     if sample is None:
         described = describe_artifact(store, str(ref))
     else:
@@ -65,7 +66,8 @@ def show(
         from flowmill.tasks.runs.opening import open_run
 
         users = sorted(users_of(store).get(str(ref), ()))
-        described = trace_sample(store, ref, sample, [open_run(store.root.uri, each, reads=True) for each in users])
+        runs = [open_run(store.root.uri, each, reads=True, trusted=trust_store) for each in users]
+        described = trace_sample(store, ref, sample, runs, trusted=trust_store)
     if as_json:
         print_json(described)
         return
@@ -158,6 +160,7 @@ def gc(
         float, typer.Option("--older-than", help="Minimum age, in hours, of data that no run names.")
     ] = 24.0,
     delete: Annotated[bool, typer.Option("--delete", help="Remove; without it only list the removals.")] = False,
+    trust_store: TrustStore = False,
 ) -> None:
     """Remove artifacts that no run names, forgotten runs, and files of past epochs, unless another run needs them.
 
@@ -186,7 +189,9 @@ def gc(
             keep_epochs=keep_epochs,
             stages=stage or ("rollout",),
             runs=run or (),
-            needed=() if keep_epochs is None else _still_read(store, run or list_runs(store), forget or ()),
+            needed=()
+            if keep_epochs is None
+            else _still_read(store, run or list_runs(store), forget or (), trusted=trust_store),
             older_than_s=older_than * 3600,
         )
         removals = plan_removals(store, retention)
@@ -198,12 +203,12 @@ def gc(
     console.print(f"{len(removals)} entries, {total}" + ("" if delete else "; nothing removed yet, say --delete"))
 
 
-def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collection[str]) -> set[str]:
+def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collection[str], *, trusted: bool) -> set[str]:
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import still_read
 
     def read(name: str) -> set[str]:
-        return still_read(open_run(store.root.uri, name, reads=True).chain)
+        return still_read(open_run(store.root.uri, name, reads=True, trusted=trusted).chain)
 
     return set[str]().union(*store.root.map(read, [name for name in names if name not in forgotten]))
 
@@ -215,13 +220,14 @@ def export(
     form: Annotated[str, typer.Option("--format", help="parquet, datasets or delta.")] = "parquet",
     epoch: Annotated[list[int] | None, typer.Option("--epoch", help="Epoch to export; all when absent.")] = None,
     root: Root = None,
+    trust_store: TrustStore = False,
 ) -> None:
     """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
     from flowmill.flows.console import console
     from flowmill.tasks.reports.dataset import export_run
     from flowmill.tasks.runs.opening import open_run
 
-    context = open_run(existing_root(root), run, reads=True)
+    context = open_run(existing_root(root), run, reads=True, trusted=trust_store)
     with _progress() as bar:
         task = bar.add_task("epochs")
         rows = export_run(
@@ -235,6 +241,7 @@ def cp(
     run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
     target: Annotated[str, typer.Argument(help="Root to copy to.", metavar="URI")],
     root: Root = None,
+    trust_store: TrustStore = False,
 ) -> None:
     """Copy a run with everything it names to another root; existing files are not copied again."""
     from flowmill.configs.human_units import size
@@ -246,7 +253,7 @@ def cp(
 
     store = _open(root)
     require_run(store, run)
-    fits = named_fits(open_run(existing_root(root), run, reads=True).config)
+    fits = named_fits(open_run(existing_root(root), run, reads=True, trusted=trust_store).config)
     with _progress() as bar:
         task = bar.add_task("artifacts")
         counts = copy_run(
@@ -261,13 +268,16 @@ def cp(
 
 @store_app.command()
 def digest(
-    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")], root: Root = None, as_json: AsJson = False
+    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    root: Root = None,
+    trust_store: TrustStore = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print one hash over the content of all artifacts of a run, without times or hosts."""
     from flowmill.flows.console import console, print_json
     from flowmill.tasks.runs.opening import open_run
 
-    value = open_run(existing_root(root), run, reads=True).chain.digest()
+    value = open_run(existing_root(root), run, reads=True, trusted=trust_store).chain.digest()
     print_json({"run": run, "digest": value}) if as_json else console.print(value)
 
 

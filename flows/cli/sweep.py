@@ -66,9 +66,10 @@ def sweep_command(
     note = selection_note(outcomes, prompts=request.final, root=config.store.root)
     if note:
         console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
-    from flowmill.tasks.reports.report import save_report
+    if report is not None:
+        from flowmill.tasks.reports.report import save_report
 
-    say_report(save_report(report, out or Path(f"{request.name}-report.html")))
+        say_report(save_report(report, out or Path(f"{request.name}-report.html")))
 
 
 def _print(name: str, outcomes: Sequence[Outcome]) -> None:

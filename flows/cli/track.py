@@ -25,18 +25,23 @@ def track_command(
     from flowmill.tasks.inputs.store_trust import check_trusted
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import is_complete
-    from flowmill.tasks.tracking.tracker import Tracker, series_of
+    from flowmill.tasks.tracking.series import SERIES, series_of
+    from flowmill.tasks.tracking.tracker import Tracker
 
     place = existing_root(root)
-    own = open_run(place, run, reads=True)
-    context = own if uri is None else open_run(place, run, overrides=[f"tracking.uri={uri}"], reads=True)
+    own = open_run(place, run, reads=True, trusted=trust_store)
+    context = own
+    if uri is not None:
+        context = open_run(place, run, overrides=[f"tracking.uri={uri}"], reads=True, trusted=trust_store)
     if not trust_store:
         check_trusted(own.config, context.config, run=run, only=("tracking.uri", "tracking.registered_model"))
     complete = is_complete(context.chain)
-    tracker = Tracker(context, orchestrator={}, series=series_of(uri, own.config.tracking.uri))
-    if complete:
+    series, at_work = series_of(uri, own.config.tracking.uri), own.store.root.locked(own.run.lock_path)
+    # The process at work sets the state in the run's own tracker.
+    tracker = Tracker(context, orchestrator={}, attends=not at_work or series != SERIES, series=series)
+    if complete and not at_work:
         tracker.log_export(context.config.run.epochs)
-    failure = tracker.close("FINISHED" if complete else "KILLED")
+    failure = tracker.close("RUNNING" if at_work else "FINISHED" if complete else "KILLED")
     if failure is not None:
         raise TrackingError(f"Run '{run}' could not be logged to {tracker.uri}: {failure}")
     console.print(f"run '{run}' is logged to {tracker.uri}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from flowmill.configs.addresses import token_of
 from flowmill.configs.answers import json_of
 from flowmill.configs.errors import EngineError
 from flowmill.configs.schema import RolloutSection
@@ -97,7 +97,7 @@ class SGLangServer:
     def __init__(self, engine: SGLang, url: str, drawing: Drawing) -> None:
         self._engine, self.url, self._drawing = engine, url, drawing
         self._patience = Patience(engine.patience_s)
-        token = os.environ.get(sglang_wire.TOKEN)
+        token = token_of(sglang_wire.TOKEN)
         # A retry proves the weights again, so that of a single request would be too early.
         self._client = ServerClient(
             Patience(0),

@@ -5,7 +5,6 @@ A failed or malformed answer is never a score. Requests name the reward and cont
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
+from flowmill.configs.addresses import token_of
 from flowmill.configs.answers import json_of
 from flowmill.configs.errors import ConfigError, FlowmillError, RewardError, RewardServiceError
 from flowmill.configs.fingerprint import canonical_json
@@ -50,7 +50,7 @@ class RemoteReward:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server, self._name, self._options = server, name, dict(options)
-        token = os.environ.get(wire.TOKEN)
+        token = token_of(wire.TOKEN)
         self._patience = Patience(server.patience_s, sleep)
         self._client = ServerClient(
             self._patience,

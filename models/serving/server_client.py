@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
 
+from flowmill.configs.addresses import token_of
 from flowmill.configs.answers import json_of, text_of
 from flowmill.models.serving.http_client import MOST, bounded_client
 from flowmill.models.serving.retry import PassingError, Patience
@@ -70,9 +70,11 @@ class ServerClient:
 
 
 def openai_headers(key_variable: str) -> dict[str, str]:
-    """Return the headers of a request in OpenAI's protocol; the key is that of an environment variable, if set."""
-    headers = {header: os.environ[name] for header, name in _OPENAI.items() if name in os.environ}
-    key = os.environ.get(key_variable)
+    """Return the headers of a request in OpenAI's protocol; the key is that of an environment variable, if set. Raises
+    ConfigError if no header can carry it."""
+    values = {header: token_of(name) for header, name in _OPENAI.items()}
+    headers = {header: value for header, value in values.items() if value is not None}
+    key = token_of(key_variable)
     return headers if key is None else {**headers, "authorization": f"Bearer {key}"}
 
 

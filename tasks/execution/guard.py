@@ -1,18 +1,18 @@
 """Guard for local servers: they answer programs on this machine and their own pages, but no page of another origin.
 
 Any web page can make a browser send requests to 127.0.0.1, and read the responses through its own host name that
-resolves to 127.0.0.1 (DNS rebinding). Prefect's server accepts any origin and any host name; MLflow's server accepts
-pages of other local servers. Both run behind this middleware. Programs do not send the checked browser headers.
+resolves to 127.0.0.1 (DNS rebinding). Prefect's server accepts any origin and any host name, so it runs behind this
+middleware, as the explorer and servers of rewards and ratings without a token do. MLflow's server does not: it checks
+host names itself, and accepts pages of other servers of this machine. Programs do not send the checked browser headers.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from flowmill.configs.addresses import is_loopback
+from flowmill.configs.addresses import is_loopback, token_of
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import quoted
 
@@ -54,7 +54,7 @@ class OwnPagesOnly:
 
 def access_token(host: str, variable: str, *, where: str) -> str | None:
     """Return the token that a server on ``host`` wants, from an environment variable; None: it wants none."""
-    token = os.environ.get(variable) or None
+    token = token_of(variable)
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"--host {quoted(host)} gives other machines access, but {variable} is not set. Set it here and {where}, "

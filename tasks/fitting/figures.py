@@ -142,6 +142,12 @@ def _binned(predicted: np.ndarray, observed: np.ndarray, limits: np.ndarray) -> 
     ]
 
 
+def equal_text(fit: Mapping[str, Any]) -> str:
+    """Return what is said of judgments of equal media after the others; '' without any."""
+    count = fit["data"].get("equal", 0)
+    return f", and {count:,} of two equal {fit['data']['judged']} are left out" if count else ""
+
+
 def card(fit: Mapping[str, Any]) -> str:
     """Return the card of a fitted reward, in Markdown."""
     data, results = fit["data"], fit["heldout"]
@@ -160,7 +166,8 @@ def card(fit: Mapping[str, Any]) -> str:
     )
     head = (
         f"# Fitted reward\n\nBackbone {in_code(fit['backbone']['name'])}, fitted on {data['train']} {data['kind']} "
-        f"of {data['prompts']} prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.\n\n{fitted}"
+        f"of {data['prompts']} prompts ({data['media']} {data['judged']}); {data['heldout']} are held out"
+        f"{equal_text(fit)}.\n\n{fitted}"
         f"{accuracy_text(fit).capitalize()}. {rest}\n"
     )
     tables = {

@@ -112,6 +112,7 @@ def _split(config: FitConfig, judgments: Judgments, judged: Any, store: Artifact
     judgments.rows += others.rows
     judgments.media |= others.media
     judgments.inputs |= others.inputs
+    judgments.equal += others.equal
     return apart
 
 
@@ -209,6 +210,7 @@ def _counted(judgments: Judgments, apart: list[bool], judged: str) -> dict[str, 
         "prompts": len({row.prompt for row in judgments.rows}),
         "media": len(judgments.media),
         "sources": dict(sorted(Counter(row.source for row in judgments.rows).items())),
+        **({"equal": judgments.equal} if judgments.equal else {}),
     }
 
 

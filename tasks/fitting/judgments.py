@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,8 @@ class Judgments:
     """(H, W, 3) uint8 images, float32 latents or texts, by digest."""
     inputs: set[ArtifactRef] = field(default_factory=set)
     """Artifacts that they come from."""
+    equal: int = 0
+    """Rows of artifacts whose two media are equal, which are left out: raters were shown them."""
     problems: list[str] = field(default_factory=list)
     """Rows that cannot be used."""
 
@@ -131,12 +134,17 @@ def _read_rows(judgments: Judgments, source: str, judged: Judged, scale: tuple[f
 
 
 def _section(source: str, judged: Judged, scale: tuple[float, float]) -> JudgmentRows:
-    """Return the section of a source: its columns are those of the shape of its first readable row."""
+    """Return the section of a source: its columns are those of the shape of its first row that has one."""
     section = {"train": source, "scale": scale}
     rated = {"sample": judged.removesuffix("s"), "rating": "rating"}
-    rows = (row for _, row in rows_of(JudgmentRows.model_validate(section | rated)))
-    first = next((row for row in rows if isinstance(row, Mapping)), {})
-    shape = recognized(first, {}, texts=judged == "texts", rated=True, pictured=False)
+    rows = (row for _, row in islice(rows_of(JudgmentRows.model_validate(section | rated)), 100))
+    # A row whose text is empty has no shape.
+    shapes = (
+        recognized(row, {}, texts=judged == "texts", rated=True, pictured=False)
+        for row in rows
+        if isinstance(row, Mapping)
+    )
+    shape = next(filter(None, shapes), None)
     return JudgmentRows.model_validate(section | (rated if shape is None else {"columns": shape[1]}))
 
 
@@ -184,8 +192,12 @@ def _read_artifact(judgments: Judgments, source: str, judged: Judged, store: Art
         wrong = lost or (None if row["preferred"] in (0, 0.5, 1) else f"preferred is {row['preferred']}, not 0, 0.5, 1")
         if wrong:
             judgments.problems.append(f"{where}: {wrong}")
+            continue
+        items = [media[key] for key in keys]
+        if items[0] == items[1]:
+            judgments.equal += 1
         else:
-            judgments.add(row, [media[key] for key in keys], row["preferred"], source, where)
+            judgments.add(row, items, row["preferred"], source, where)
 
 
 def _samples(store: ArtifactStore, ref: ArtifactRef, selected: set[str], judged: Judged) -> Iterator[tuple[str, Any]]:

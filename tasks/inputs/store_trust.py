@@ -83,7 +83,14 @@ def remember(config: RunConfig) -> None:
             note.touch(mode=0o600)
 
 
-def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Collection[str] | None = None) -> None:
+def check_trusted(
+    stored: RunConfig,
+    config: RunConfig,
+    *,
+    run: str,
+    only: Collection[str] | None = None,
+    consent: str = "say so with --trust-store; or ",
+) -> None:
     """Check that no setting takes effect that only a store names.
 
     Args:
@@ -91,6 +98,7 @@ def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Colle
         config: the config to use: the stored one with the overrides of this invocation.
         run: name of the run.
         only: settings that will be used; all when absent.
+        consent: how the caller takes consent; '' if it does not.
     """
     settings = dict(carried_out(stored))
     used = [(name, label) for name, label in carried_out(config) if only is None or name in only]
@@ -101,8 +109,8 @@ def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Colle
         listed = "\n  ".join(f"{name}: {visible(settings[name])}"[:500] for name in lines)
         raise TrustError(
             f"The store's record of run '{run}' names code, commands, addresses, variables or paths that no config "
-            f"given on this machine has named:\n  {listed}\nIf you trust everyone who can write to the store, say so "
-            f"with --trust-store; or give the config itself: flowmill run CONFIG.{_forgetful()}"
+            f"given on this machine has named:\n  {listed}\nIf you trust everyone who can write to the store, "
+            f"{consent}give the config itself: flowmill run CONFIG.{_forgetful()}"
         )
 
 

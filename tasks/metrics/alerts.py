@@ -52,6 +52,17 @@ class Alert:
         return f"{self.rule}[{self.subject}]@{self.epoch}" if self.subject else f"{self.rule}@{self.epoch}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """The change of a held-out score, over the prompts that have both scores."""
+
+    chance: float
+    """p-value of a fall."""
+    before: np.ndarray
+    """(P,) mean score of each prompt before training."""
+    after: np.ndarray
+
+
 def alerts(chain: Chain) -> list[Alert]:
     """Return all alerts of a run in the order of epochs."""
     return Watcher(chain).all()
@@ -70,7 +81,7 @@ class Watcher:
         self._epochs: list[dict[str, float]] = []
         self._rules: list[Alert] = []
         self._firing: set[str] = set()
-        self._chances: dict[tuple[ArtifactRef, ArtifactRef], float] = {}
+        self._falls: dict[tuple[ArtifactRef, ArtifactRef], _Fall] = {}
 
     def all(self) -> list[Alert]:
         """Return all alerts in the order of epochs."""
@@ -128,24 +139,25 @@ class Watcher:
             for slot in sorted(now.keys() & first.keys()):
                 if "mean" not in now[slot] or "mean" not in first[slot]:
                     continue
-                fell = now[slot]["mean"] < first[slot]["mean"]
-                chance = self._chance(slot, epoch) if fell else 1.0
-                if chance > FALSE_ALARMS:
+                # Means of all prompts show no rise of those with both scores if some failed.
+                failed = "failed" in now[slot] or "failed" in first[slot]
+                fall = self._fall(slot, epoch) if failed or now[slot]["mean"] < first[slot]["mean"] else None
+                if fall is None or fall.chance > FALSE_ALARMS:
                     fallen.discard(slot)
-                elif slot not in fallen and chance <= FALSE_ALARMS * 6 / (pi * number) ** 2:
+                elif slot not in fallen and fall.chance <= FALSE_ALARMS * 6 / (pi * number) ** 2:
                     fallen.add(slot)
-                    yield _fallen(slot, epoch, first[slot]["mean"], now[slot]["mean"])
+                    yield _fallen(slot, epoch, fall)
 
-    def _chance(self, slot: str, epoch: int) -> float:
-        """Return the p-value of a fall of a held-out score; computed once per pair of artifacts."""
-        before, after = (self._chain.require(each, "judge", slot).ref for each in (0, epoch))
-        if (before, after) not in self._chances:
-            scores = [scores_by_prompt(self._chain.store, ref, "heldout") for ref in (before, after)]
-            chance = fall_by_chance(*scores, most=0.0)
+    def _fall(self, slot: str, epoch: int) -> _Fall:
+        """Return the change of a held-out score since epoch 0; computed once per pair of artifacts."""
+        refs = [self._chain.require(each, "judge", slot).ref for each in (0, epoch)]
+        if (pair := (refs[0], refs[1])) not in self._falls:
+            before, after = (scores_by_prompt(self._chain.store, ref, "heldout") for ref in refs)
+            chance = fall_by_chance(before, after, most=0.0)
             if chance <= FALSE_ALARMS:  # otherwise no gain could make it a fall, and no reward needs to be imported
-                chance = fall_by_chance(*scores, most=self._largest_gain(slot))
-            self._chances[before, after] = chance
-        return self._chances[before, after]
+                chance = fall_by_chance(before, after, most=self._largest_gain(slot))
+            self._falls[pair] = _Fall(chance, *_paired(before, after))
+        return self._falls[pair]
 
     def _largest_gain(self, slot: str) -> float:
         """Return the width of the scale that a reward declares; infinite without one."""
@@ -161,9 +173,10 @@ def _of_monitors(chain: Chain) -> Iterator[Alert]:
         yield Alert(rule="monitor", subject=monitor, epoch=epoch, text=text)
 
 
-def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:
+def _fallen(slot: str, epoch: int, fall: _Fall) -> Alert:
+    old, new = float(fall.before.mean()), float(fall.after.mean())
     text = (
-        f"epoch {epoch}: on held-out prompts '{slot}' fell from {before:.4g} before training to {after:.4g}, more than "
+        f"epoch {epoch}: on held-out prompts '{slot}' fell from {old:.4g} before training to {new:.4g}, more than "
         "chance explains: training makes the model worse on prompts outside its training. Look at the samples, lower "
         "optimize.learning_rate, add a KL term, or go back to an earlier policy."
     )
@@ -178,8 +191,15 @@ def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float], *, m
         after: the same after training.
         most: the largest possible gain of a prompt; infinite if unknown.
     """
-    differences = np.array([after[prompt] - before[prompt] for prompt in before.keys() & after.keys()])
-    return chance_of_fall(differences[np.isfinite(differences)], most=most)
+    old, new = _paired(before, after)
+    return chance_of_fall(new - old, most=most)
+
+
+def _paired(before: Mapping[str, float], after: Mapping[str, float]) -> np.ndarray:
+    """Return the scores before and after of the prompts that have both, (2, P)."""
+    scores = np.array([(before[prompt], after[prompt]) for prompt in before if prompt in after]).reshape(-1, 2)
+    paired: np.ndarray = scores[np.isfinite(scores).all(1)].T
+    return paired
 
 
 def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:

@@ -76,10 +76,10 @@ def _bodies(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             values = [(each.get("to_name"), each["value"]) for each in results]
             yield _body(row["data"], rater, [_marked(name, value) for name, value in values], seconds)
     elif "responses" in row and "fields" in row:
-        by_user: dict[str, list[tuple[str, Any]]] = {}
+        by_user: dict[Any, list[tuple[str, Any]]] = {}
         for question, responses in row["responses"].items():
             for each in responses:
-                by_user.setdefault(str(each["user_id"]), []).append((question, each["value"]))
+                by_user.setdefault(each["user_id"], []).append((question, each["value"]))
         for user, results in by_user.items():
             yield _body({**row.get("metadata", {}), **row["fields"]}, user, results, None)
     else:
@@ -90,10 +90,15 @@ def _marked(name: Any, value: Mapping[str, Any]) -> tuple[str, Any]:
     """Return a result of Label Studio as Argilla has it."""
     if "text" in value:
         return "note", " ".join(value["text"])
-    return str(name), value["rating"] if "rating" in value else value.get("selected") or value["choices"][0]
+    mark = value["rating"] if "rating" in value else value.get("selected") or next(iter(value["choices"]), None)
+    if mark is None:
+        raise ValueError(f"the result '{name}' has no choice")
+    return str(name), mark
 
 
 def _body(task: Mapping[str, Any], rater: Any, results: Sequence[tuple[str, Any]], seconds: Any) -> dict[str, Any]:
+    if rater in (None, ""):
+        raise ValueError("it does not say who answered: 'completed_by' or 'user_id' is empty")
     body: dict[str, Any] = {"group": str(task.get("group")), "rater": str(rater), "seconds": seconds or 0.0}
     marks: dict[int, int] = {}
     for question, value in results:

@@ -160,8 +160,7 @@ def _between(source: SampleSource, other: SampleSource, size: int) -> Iterator[l
     for row in source.rows:
         pair = others.get((row["prompt_id"], row["replica"]))
         same = pair is not None and not row["media_format"] and row["text"] == pair["text"]
-        # A scorer is sure of equal texts.
-        if pair is not None and not (same and source.scorer):
+        if pair is not None and not same:
             both = ((source.artifact, row["sample_id"]), row), ((other.artifact, pair["sample_id"]), pair)
             groups.setdefault(row["prompt_id"], []).extend(both)
     step = 2 * (size // 2)

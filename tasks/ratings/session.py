@@ -195,13 +195,20 @@ class RatingSession:
         return {number: each for number, each in answers if each.task == self._request.task and each.key in self._keys}
 
     def _full(self, rater: str, answers: Mapping[int, RatingAnswer]) -> set[Any]:
-        """Return the groups that need no further rater: answered by others, or shown to them a short time ago."""
-        if self._request.overlap is None:
+        """Return the groups that need no further rater: answered by others, or shown to them a short time ago.
+
+        If nothing else is left for a rater, the group that was shown first is none of them: its rater may be gone.
+        """
+        overlap = self._request.overlap
+        if overlap is None:
             return set()
-        since = time.monotonic() - _PENDING_S
+        since, own = time.monotonic() - _PENDING_S, {each.key for each in answers.values() if each.rater == rater}
         counts = Counter(each.key for each in answers.values() if each.rater != rater and not each.skipped)
-        counts.update(group.key for other, (group, at) in self._shown.items() if other != rater and at > since)
-        return {key for key, count in counts.items() if count >= self._request.overlap}
+        shown = [(at, group.key) for other, (group, at) in self._shown.items() if other != rater and at > since]
+        waiting = [(at, key) for at, key in shown if counts[key] < overlap and key not in own]
+        counts.update(key for _, key in shown)
+        full = {key for key, count in counts.items() if count >= overlap}
+        return full - {min(waiting)[1]} if waiting and self._keys <= full | own else full
 
     def _task(self, name: str, group: RatedGroup) -> dict[str, Any]:
         task: dict[str, Any] = {"group": name, "prompt": group.prompt}

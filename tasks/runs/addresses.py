@@ -31,15 +31,15 @@ def model_address(text: str) -> tuple[str, int | Literal["best"] | None]:
     return run, int(epoch) if at else None
 
 
-def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:
+def find_artifact(store: ArtifactStore, name: str, *, trusted: bool = False) -> ArtifactRef:
     """Return an artifact by ``RUN/stage@epoch``, ``RUN/stage[slot]@epoch``, or ``kind/id``, which may be shortened.
 
-    The default slot is that of the first reward.
+    The default slot is that of the first reward. ``trusted``: see ``open_run``.
     """
     match = _ADDRESS.fullmatch(name)
     if match is None or RunFolder(store, match["run"]).describe() is None:
         return find_ref(store, name)
-    chain = open_run(store.root.uri, match["run"], reads=True).chain
+    chain = open_run(store.root.uri, match["run"], reads=True, trusted=trusted).chain
     epoch, stage = int(match["epoch"]), match["stage"]
     node = Node(epoch, stage, match["slot"] or "")
     if not node.slot and stage_spec(stage).slotted:

@@ -14,13 +14,16 @@ from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.stages import STAGES
 
 
-def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
+def makers(
+    store: ArtifactStore, damaged: Mapping[ArtifactRef, str], *, trusted: bool = False
+) -> list[tuple[str, str, int]]:
     """Return the (run, stage, epoch) that regenerate damaged artifacts, in the order of each run.
 
     Removed inputs are regenerated too; their remains are set aside.
 
     Args:
         damaged: artifact -> the run to regenerate it for.
+        trusted: see ``open_run``.
     """
     order = list(STAGES)
     stages: set[tuple[str, int, int]] = set()
@@ -29,7 +32,7 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
         nodes = {
             Node(*entry.key) for entry in RunFolder(store, run).entries() if entry.ref in refs and entry.stage in order
         }
-        chain = open_run(store.root.uri, run, reads=True).chain
+        chain = open_run(store.root.uri, run, reads=True, trusted=trusted).chain
         stages |= {(run, node.epoch, order.index(node.stage)) for node in {*nodes, *_revived(chain, nodes)}}
     return [(run, order[number], epoch) for run, epoch, number in sorted(stages)]
 

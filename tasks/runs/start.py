@@ -93,7 +93,7 @@ def _chain(store: ArtifactStore, name: str) -> Chain:
             + (did_you_mean(name, names) if names else "Train it first, in the same store.")
         )
     config = parse_config(record, where=f"run '{name}'")
-    check_trusted(config, config, run=name, only=READ)
+    check_trusted(config, config, run=name, only=READ, consent="")
     return Chain(RunInputs(store, knowing_needs(config, run, trusted=False), run, reads=True))
 
 

@@ -46,7 +46,7 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     commit = _git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit
-    tags["mlflow.note.content"] = description(context, link(orchestrator), done=False)
+    tags["mlflow.note.content"] = with_link(description(context, done=False), orchestrator)
     recorded = client.get_run(run_id)
     params = {} if recorded.data.params else parameters(context.config)
     client.log_batch(
@@ -61,19 +61,21 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
         client.log_inputs(run_id, missing)
 
 
-def link(orchestrator: Mapping[str, str]) -> str:
-    """Return a link to the orchestrator's run; MLflow renders links only in the description."""
+def with_link(text: str, orchestrator: Mapping[str, str]) -> str:
+    """Return a description with a link to the orchestrator's run, if there is one: MLflow renders links only there."""
     url, flow_run = orchestrator.get("prefect.flow_run_url"), orchestrator.get("prefect.flow_run_id")
+    if not flow_run:
+        return text
     name = f"Prefect flow run {flow_run}"
-    return in_link(name, url) if url else f"{in_markdown(name)}; `flowmill ui` shows it."
+    return f"{text}\n\n{in_link(name, url) if url else f'{in_markdown(name)}; `flowmill ui` shows it.'}"
 
 
-def description(context: RunContext, link: str, *, done: bool) -> str:
-    """Return ``paragraphs``, alerts and a link in Markdown."""
+def description(context: RunContext, *, done: bool) -> str:
+    """Return ``paragraphs`` and alerts in Markdown."""
     introduction, *results = map(in_markdown, paragraphs(context, done=done))
     # Warnings come early because the page folds the text after a few lines.
     warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
-    return "\n\n".join([f"**{in_markdown(context.run.name)}** {introduction}", *warnings, *results, link])
+    return "\n\n".join([f"**{in_markdown(context.run.name)}** {introduction}", *warnings, *results])
 
 
 def experiment(client: MlflowClient, context: RunContext) -> str:

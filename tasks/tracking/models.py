@@ -34,6 +34,8 @@ class Owner:
     experiment_id: str
     kind: str
     """Kind of training: lora or full."""
+    earlier: frozenset[str] = frozenset()
+    """Ids of its MLflow runs before: another store may have a run of its name."""
 
 
 def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
@@ -109,7 +111,7 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
     """
     _ensure_model(client, name)
     versions = list(client.search_model_versions(f"name = '{name}'"))
-    own = [version for version in versions if version.tags.get("flowmill.run") == owner.run]
+    own = [version for version in versions if version.run_id in owner.earlier | {owner.run_id}]
     of_run = [version for version in own if version.run_id == owner.run_id]
     same = [version for version in of_run if version.tags.get("flowmill.digest") == export.digest]
     if not same:

@@ -7,7 +7,7 @@ from flowmill.configs.escaping import command
 from flowmill.configs.roots import root_option
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.locations import REPORT, tracking_uri
-from flowmill.tasks.tracking.tracker import SERIES
+from flowmill.tasks.tracking.series import SERIES
 
 
 def log_report(context: RunContext, html: str) -> str:

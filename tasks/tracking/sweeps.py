@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlflow import MlflowClient
 
 from flowmill.configs.escaping import in_cell
+from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.metrics.sweep import Outcome
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.tracking.client import open_client, reaching
@@ -22,33 +23,36 @@ TABLE = "variants.csv"
 
 
 class SweepRun:
-    """The MLflow run of a sweep; an existing run with the sweep's name is continued."""
+    """The MLflow run of a sweep; the existing one below which the sweep's runs are is continued."""
 
-    def __init__(self, context: RunContext, name: str) -> None:
+    def __init__(self, context: RunContext, name: str, variants: Iterable[str]) -> None:
         """Find or create the MLflow run.
 
         Args:
             context: the context of one of the sweep's runs; all have the same tracker.
             name: name of the sweep.
+            variants: names of all its runs.
         """
+        # On a shared server another store may have a sweep of this name.
+        configs = (RunFolder(context.store, each).config() or {} for each in variants)
+        own = {(config.get("tracking") or {}).get("parent") for config in configs}
         self._uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
         with reaching(self._uri, "The sweep"):
             self._client: MlflowClient = open_client(context.store.root.uri, context.config.tracking.uri)
             where = experiment(self._client, context)
-            runs = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'", max_results=1)
-            run = (
-                runs[0]
-                if runs
-                else self._client.create_run(where, run_name=mlflow_name("run", name), tags={_SWEEP: name})
-            )
+            runs = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'")
+            run = next((each for each in runs if each.info.run_id in own), None)
+            if run is None:
+                run = self._client.create_run(where, run_name=mlflow_name("run", name), tags={_SWEEP: name})
             self.run_id = str(run.info.run_id)
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def end(self, outcomes: Sequence[Outcome], report: str, *, done: bool) -> None:
+    def end(self, outcomes: Sequence[Outcome], report: str | None, *, done: bool) -> None:
         """Log the table and the report, and end the run."""
         with reaching(self._uri, "The sweep"):
             self._client.log_text(self.run_id, _table(outcomes), TABLE)
-            self._client.log_text(self.run_id, report, REPORT)
+            if report is not None:
+                self._client.log_text(self.run_id, report, REPORT)
             self._client.set_terminated(self.run_id, "FINISHED" if done else "FAILED")
 
 

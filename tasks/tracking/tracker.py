@@ -15,12 +15,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.errors import NotCommittedError
 from flowmill.configs.escaping import command
-from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.roots import root_option
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
@@ -31,17 +31,17 @@ from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import is_complete
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, link
+from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, with_link
 from flowmill.tasks.tracking.locations import tracking_uri
 from flowmill.tasks.tracking.logged import metric_of
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
+from flowmill.tasks.tracking.series import SERIES, recorded_runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from flowmill.tasks.tracking.models import Export, Owner
 
-SERIES = "tracking"
 #: The UI hides tags with MLflow's own prefix.
 _LOGGED = "mlflow.flowmill.logged"
 #: Entries per tag; a tag's value is limited.
@@ -138,9 +138,12 @@ class Tracker:
         return path if self.uri == tracking_uri(self.context.store.root.uri, None) else None
 
     def close(self, status: str) -> str | None:
-        """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
+        """Finish queued jobs, end the MLflow run with a status, and return the failure, if any.
+
+        A run that is 'RUNNING' is not ended.
+        """
         done = status == "FINISHED"
-        text = description(self.context, link(self._orchestrator), done=True) if done else None
+        text = description(self.context, done=True) if done else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -228,6 +231,9 @@ class Tracker:
             return None
         if run is None or run.info.lifecycle_stage != "active" or run.info.experiment_id != self.experiment_id:
             return None
+        # Without an orchestrator of its own the MLflow run keeps the link to that of the run.
+        found = {key: value for key, value in run.data.tags.items() if key.startswith("prefect.")}
+        self._orchestrator = self._orchestrator or found
         tags = sorted((key, value) for key, value in run.data.tags.items() if key.startswith(_LOGGED))
         try:
             parts = [json.loads(text) for _, text in tags]
@@ -296,7 +302,7 @@ class Tracker:
 
         name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
         name = mlflow_name("registered model", name)
-        register(self._client, self._owner(), name, content, export)
+        register(self._client, replace(self._owner(), earlier=recorded_runs(self.context)), name, content, export)
 
     def _owner(self) -> Owner:
         from flowmill.tasks.tracking.models import Owner
@@ -312,19 +318,16 @@ class Tracker:
         if not self._attends:
             return
         if text is not None:
-            self._client.set_tag(str(self.run_id), "mlflow.note.content", mlflow_text(text))
-        self._client.set_terminated(str(self.run_id), status)
+            note = mlflow_text(with_link(text, self._orchestrator))
+            self._client.set_tag(str(self.run_id), "mlflow.note.content", note)
+        if status != "RUNNING":
+            self._client.set_terminated(str(self.run_id), status)
 
     def _start_monitor(self) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
         self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
         self._monitor.start()
-
-
-def series_of(uri: str | None, own: str | None) -> str:
-    """Return the series of records of a tracker: the default one, or a separate one for another address."""
-    return SERIES if uri is None or uri == own else f"{SERIES}-{hash_text(uri)[:12]}"
 
 
 def log_side_evaluations(context: RunContext) -> None:

@@ -31,6 +31,16 @@ class Fading:
         return [float(image.mean()) / 255 - self.lowered for image in media]
 
 
+class FadingWithoutTheWorst(Fading):
+    """As it, but every second prompt is much worse, and has no score once all are lowered."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        bad = [int(prompt.split()[-1].strip('"')) % 2 for prompt in prompts]
+        scores = super().score(media, prompts, metadata)
+        worst = float("nan") if Fading.lowered else -1.0
+        return [score + worst if odd else score for score, odd in zip(scores, bad, strict=True)]
+
+
 class NotANumber:
     """No image has a score."""
 

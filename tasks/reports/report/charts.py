@@ -17,7 +17,8 @@ _WIDTH, _HEIGHT = 360, 196
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 26, 34
 #: Number of colors of the style sheet, and dashes, which show curves that cover each other.
 _COLORS, _DASHES = 7, ("", "6 3", "2 3", "8 3 2 3")
-_BINS = 24
+#: Odd: values that are equal but for rounding are in the middle one.
+_BINS = 25
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 #: Curves with fewer points have markers.
 _MARKED = 40
@@ -55,7 +56,9 @@ def histogram(title: str, values: Mapping[str, np.ndarray], *, along: str) -> Ma
     """Return histograms over common bins of shares of (N,) values."""
     finite = {name: each[np.isfinite(each)] for name, each in values.items()}
     everything = np.concatenate([*finite.values()])
-    edges = np.histogram_bin_edges(everything, bins=_BINS)
+    edges = np.histogram_bin_edges(
+        everything, bins=_BINS, range=_range(everything.min(), everything.max()) if len(everything) else None
+    )
     shares = [np.histogram(each, edges)[0] / max(1, len(each)) for each in finite.values()]
     axes = _Axes([(edges[0], 0.0), (edges[-1], float(max(each.max() for each in shares)))])
     drawn = Markup()
@@ -68,6 +71,14 @@ def histogram(title: str, values: Mapping[str, np.ndarray], *, along: str) -> Ma
                 )
     means = "; ".join(f"{visible(name)}: mean {each.mean():.3g}" for name, each in finite.items() if len(each))
     return _chart(title, axes, drawn, finite, labels=(along, "share"), summary=means)
+
+
+def _range(low: float, high: float, least: float = 0.0) -> tuple[float, float]:
+    """Return the ends of a scale; one value, or values equal but for rounding, have a range around them."""
+    if high - low > 1e-12 * max(abs(low), abs(high)):
+        return low, high
+    around = max(least, abs(low) / 10) or 1.0
+    return low - around, high + around
 
 
 class _Axes:
@@ -90,10 +101,7 @@ class _Scale:
     """A linear scale with ticks at 1, 2 or 5 times a power of ten."""
 
     def __init__(self, low: float, high: float, ends: tuple[int, int], *, ticks: int, least: float = 0.0) -> None:
-        if not high - low > 1e-12 * max(abs(low), abs(high)):
-            # One value, or equal values: a range around them.
-            around = max(least, abs(low) / 10) or 1.0
-            low, high = low - around, high + around
+        low, high = _range(low, high, least)
         self._low, self._high, self._ends = low, high, ends
         raw = (high - low) / ticks
         power = 10.0 ** math.floor(math.log10(raw))

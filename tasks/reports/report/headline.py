@@ -26,6 +26,8 @@ class Headline:
     """After the last evaluated epoch."""
     change: Estimate
     """The difference, over the same prompts."""
+    left_out: int = 0
+    """Number of its prompts with a score of one of the evaluations alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +87,26 @@ def headline(
     split = next((name for name in SPLITS if name in first and name in final), None)
     if split is None:
         return None
-    one, other = (
-        mean_by_prompt((row.prompt_id, row.reward) for row in rows if row.split == split) for rows in (before, after)
-    )
+    sides = [[row for row in rows if row.split == split and row.reward is not None] for rows in (before, after)]
+    one, other = (mean_by_prompt((row.prompt_id, row.reward) for row in rows) for rows in sides)
     scores = np.array([(one[prompt], other[prompt]) for prompt in one if prompt in other]).reshape(-1, 2)
-    scores = scores[np.isfinite(scores).all(1)]
     if len(scores) == 0:
         return None
-    # The means are those of every table: over samples, while the intervals are over prompts.
+    # The means are those of every table: over samples, while the intervals are over prompts. Means of other samples
+    # than before do not compare.
+    alike = len({frozenset(row.sample_id for row in rows) for rows in sides}) == 1
+    means = (first[split], final[split]) if alike else scores.mean(0)
     most = bounds[1] - bounds[0]
     old, new, change = (
-        replace(mean_with_interval(values, bounds=within), mean=mean)
+        replace(mean_with_interval(values, bounds=within), mean=float(mean))
         for values, mean, within in (
-            (scores[:, 0], first[split], bounds),
-            (scores[:, 1], final[split], bounds),
-            (scores[:, 1] - scores[:, 0], final[split] - first[split], (-most, most)),
+            (scores[:, 0], means[0], bounds),
+            (scores[:, 1], means[1], bounds),
+            (scores[:, 1] - scores[:, 0], means[1] - means[0], (-most, most)),
         )
     )
     if np.array_equal(scores[:, 0], scores[:, 1]):
         # Equal scores do not give the spread of differences.
         change = replace(change, low=None, high=None)
-    return Headline(split=split, prompts=len(scores), before=old, after=new, change=change)
+    left_out = len(one.keys() ^ other.keys())
+    return Headline(split=split, prompts=len(scores), before=old, after=new, change=change, left_out=left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import sys
@@ -187,6 +188,32 @@ def test_what_reading_needs_code_for_must_have_been_given_here(
     with pytest.raises(TrustError, match="mine:"):
         open_run(str(tmp_path / "store"), "small", reads=True)
     open_run(str(tmp_path / "store"), "small", reads=True, trusted=True)
+
+
+def test_every_command_that_opens_a_run_takes_the_consent_that_its_refusal_names(
+    make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [*(ROOT / "flows").rglob("*.py"), *(ROOT / "flowmill" / "explorer").glob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)]
+    names = {"open_run": "trusted", "find_artifact": "trusted", "run": "trust_store"}
+    called = [(getattr(call.func, "id", getattr(call.func, "attr", "")), call) for call in calls]
+    opening = [
+        (names[name], {each.arg for each in call.keywords})
+        for name, call in called
+        if name in names and (name != "run" or "flowmill.open" in ast.unparse(call))
+    ]
+    assert len(opening) > 15
+    assert [keywords for name, keywords in opening if name not in keywords] == []
+    (tmp_path / "own_estimator_under_test.py").write_text(
+        "from flowmill.tasks.advantages.estimators import LeaveOneOut\n\nclass Mine(LeaveOneOut): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    begin_run(make_config("advantage.estimator={name: 'own_estimator_under_test:Mine'}"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    command = ["status", "small", "--root", str(tmp_path / "store")]
+    assert isinstance(CliRunner().invoke(app, command).exception, TrustError)
+    assert CliRunner().invoke(app, [*command, "--trust-store"], catch_exceptions=False).exit_code == 0
 
 
 def test_a_config_that_is_run_is_remembered(

@@ -27,6 +27,8 @@ from flowmill.tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, _updates
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.evaluations import scores_by_prompt
 from flowmill.tasks.metrics.rules import RULES, History
+from flowmill.tasks.reports.report import run_report
+from flowmill.tasks.reports.report.reading import read_run
 from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.runs.state import note_state, state_of
 from tests.support.inside import Make, evaluate, prepare, run_epoch
@@ -213,6 +215,27 @@ def test_held_out_scores_that_fall_are_an_alert_once_per_episode(
     last = context.chain.require(3, "judge", slot).ref
     reads = [call.args[1] for call in read.mock_calls]
     assert reads.count(last) == 2, "once as the run grew, and once afterwards"
+
+
+def test_held_out_scores_compare_the_prompts_that_both_evaluations_have(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst prompts lose their score and all others fall: the mean of all rises."""
+    prompts = tmp_path / "heldout.txt"
+    prompts.write_text("".join(f"prompt {n}\n" for n in range(20)), encoding="utf-8")
+    missing = 'rewards=[{name: "tests.support.rewards:FadingWithoutTheWorst", on_failure: exclude_sample}]'
+    context = prepare(make_config(missing, f"prompts.heldout={prompts}", "evaluate.samples=20", "run.epochs=1"))
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    monkeypatch.setattr(Fading, "lowered", 0.1)
+    evaluate(context, 1)
+    result = read_run(context).headline
+    assert result is not None
+    assert (result.prompts, result.left_out) == (10, 10)
+    assert result.change.mean == pytest.approx(-0.1, abs=0.03)
+    assert "10 held-out prompts (10 more have a score of one evaluation alone)" in run_report(context)
+    (alert,) = (each for each in alerts(context.chain) if each.rule == "heldout")
+    assert f"fell from {result.before.mean:.4g} before training to {result.after.mean:.4g}," in alert.text
 
 
 def test_chance_of_a_fall_is_a_paired_test_of_the_prompts_with_both_scores() -> None:

@@ -7,8 +7,10 @@ import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
@@ -18,13 +20,16 @@ from flowmill.configs.errors import ConfigError, DataError, StoreError
 from flowmill.configs.schema import RateSection
 from flowmill.flows.cli.app import app
 from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.trajectories.tables import read_rows
+from flowmill.tasks.fitting import judgments
+from flowmill.tasks.fitting.figures import equal_text
 from flowmill.tasks.fitting.judgments import read_judgments
 from flowmill.tasks.ratings.answers import answers_of, commit_preferences
 from flowmill.tasks.ratings.app import make_app
 from flowmill.tasks.ratings.exchange import import_answers, write_tasks
-from flowmill.tasks.ratings.export import export_answers, write_whole
+from flowmill.tasks.ratings.export import export_answers, write_whole, written
 from flowmill.tasks.ratings.figures import rating_report
 from flowmill.tasks.ratings.groups import RatedGroup, groups_of, sources_of
 from flowmill.tasks.ratings.request import RateRequest
@@ -65,6 +70,57 @@ def test_groups_of_a_prompt_share_a_sample(context: RunContext) -> None:
     pairs = groups_of(sources_of(context, None, None, evaluation=False, scorer=None), 0, 6)
     assert sum(len(group.key) for group in pairs) == 2 * 16, "both samples of every replica, once"
     assert all(len({artifact for artifact, _ in group.key}) == 2 for group in pairs)
+
+
+@pytest.mark.parametrize("scorer", [None, "length"])
+def test_equal_texts_are_no_pair(scorer: str | None) -> None:
+    def source(artifact: str, texts: list[str]) -> Any:
+        fields = {"prompt_id": "p", "prompt": "p", "media_format": "", "score": 0.0}
+        rows = [{**fields, "sample_id": text, "text": text, "replica": number} for number, text in enumerate(texts)]
+        return Mock(artifact=artifact, rows=rows, scorer=scorer)
+
+    (group,) = groups_of([source("evaluations/a", ["one", "two"]), source("evaluations/b", ["one", "2"])], 0)
+    assert group.key == (("evaluations/a", "two"), ("evaluations/b", "2"))
+    with pytest.raises(StoreError, match="No prompt has two samples to compare"):
+        groups_of([source("evaluations/a", ["one"]), source("evaluations/b", ["one"])], 0)
+
+
+def test_answers_on_equal_images_are_left_out_of_a_fit(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = asking(context)
+    for _ in range(3):
+        answer(client, "ann", choice="left")
+    stored = commit_preferences(context.run)
+    other = read_rows(context.store, stored).column("first_sample")[0].as_py()
+
+    def drawn(store: Any, ref: Any, selected: set[str], judged: str) -> Any:
+        return ((name, np.full((2, 2, 3), name == other and ref == first, np.uint8)) for name in selected)
+
+    first = ArtifactRef.parse(read_rows(context.store, stored).column("first_artifact")[0].as_py())
+    monkeypatch.setattr(judgments, "_samples", drawn)
+    found = read_judgments([str(stored)], "images", scale=(1, 5), store=context.store)
+    assert (len(found.rows), found.equal) == (1, 2)
+    assert equal_text({"data": {"equal": 2, "judged": "images"}}) == ", and 2 of two equal images are left out"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("task", ["compare", "stars"])
+def test_an_empty_text_of_an_exported_answer_is_a_text(form: Any, task: str, tmp_path: Path) -> None:
+    file, rest = tmp_path / f"answers.{form}", {"rater": "ann", "note": ""}
+    if task == "stars":
+        rows = [{"prompt": "p", "response": text, "rating": 3, **rest, "artifact": "a"} for text in ("", "no")]
+    else:
+        texts = [("", "no"), ("no", ""), ("yes", "no")]
+        rows = [
+            {"prompt": "p", "response_0": one, "response_1": two, "label_0": 1, **rest, "artifact_0": "a"}
+            for one, two in texts
+        ]
+    file.write_bytes(written(rows, form))
+    found = read_judgments([str(file)], "texts", scale=(1, 5), store=None)
+    assert len(found.rows) == len(rows)
+    assert {*found.media.values()} == ({"", "no"} if task == "stars" else {"", "no", "yes"})
+    file.write_bytes(file.read_bytes().replace(b"artifact", b"x"))
+    with pytest.raises(ConfigError, match="has no 'response"):
+        read_judgments([str(file)], "texts", scale=(1, 5), store=None)
 
 
 def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +201,8 @@ def test_raters_without_names_have_files_of_a_pattern(tmp_path: Path) -> None:
     for rater, stars in (("a", 1), ("b", 5)):
         rows = "".join(f"{each},{each}.png,{stars}\n" for each in lines)
         (tmp_path / f"by-{rater}.csv").write_text(f"prompt,image,rating\n{rows}")
-    judgments = read_judgments([str(tmp_path / "by-*.csv")], "images", scale=(1, 5), store=None)
-    assert len(judgments.rows) == 8
+    found = read_judgments([str(tmp_path / "by-*.csv")], "images", scale=(1, 5), store=None)
+    assert len(found.rows) == 8
 
 
 def test_questions_are_apart(context: RunContext, tmp_path: Path) -> None:
@@ -186,7 +242,21 @@ def test_each_pair_gets_as_many_answers_as_asked_for(context: RunContext) -> Non
     assert overview["progress"] == [{"raters": 2, "groups": 16, "complete": True}]
     assert shown(client, "dee") == {"rater": "dee", "done": 0, "skipped": 0, "total": 0, "group": None}
     client.post("/api/undo", json={"rater": "ann"})
-    assert shown(client, "dee")["group"] is None, "ann sees the pair of the withdrawn answer"
+    assert shown(client, "dee")["group"] is not None, "ann, who sees the pair of the withdrawn answer, may be gone"
+
+
+def test_pairs_of_raters_who_are_gone_are_shown_to_others_in_the_end(context: RunContext) -> None:
+    client = asking(context, overlap=1)
+    gone = [shown(client, rater)["group"]["prompt"] for rater in ("ann", "cy")]
+    prompts = list[str]()
+    while (state := shown(client, "bob"))["group"]:
+        prompts.append(state["group"]["prompt"])
+        answer(client, "bob", choice="tie")
+    assert (len(prompts), prompts[-2:]) == (16, gone), "the first that was shown comes first"
+    assert state["total"] == 16
+    assert shown(client, "dee")["group"] is None
+    overview = client.get("/api/organizer", headers=KEY).json()
+    assert overview["progress"] == [{"raters": 1, "groups": 16, "complete": True}]
 
 
 def test_the_organizer_sees_progress_and_disputes_and_raters_do_not(context: RunContext) -> None:
@@ -291,6 +361,15 @@ def test_answers_of_other_programs_are_imported_all_or_none(context: RunContext,
         ),
         ({"prompt": "x"}, "row 5: it has neither 'data' with 'annotations'"),
         ({"data": first, "annotations": [{"result": []}]}, "row 5: "),
+        (_label_studio(third, 5, {"x": {"choices": []}}), "row 5: the result 'x' has no choice"),
+        (
+            _label_studio(third, 5, {"x": {"choices": ["left"]}}, completed_by=None),
+            "row 5: it does not say who answered",
+        ),
+        (
+            {**_argilla(third), "responses": {"better": [{"value": "tie", "user_id": None}]}},
+            "row 5: it does not say who answered",
+        ),
     ):
         file.write_text(json.dumps([*rows, bad]))
         with pytest.raises(DataError, match="Nothing is stored") as error:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from flowmill.configs.escaping import visible
 from flowmill.configs.paths import portable
+from flowmill.flows import callbacks
 from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report import charts, page, run_report, samples
@@ -69,6 +70,29 @@ def context(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> RunCon
         run_epoch(found, epoch)
         evaluate(found, epoch)
     return found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.313822959029011, 0.3138229590290112], [3e38, 3e38], [-3e38, 3e38], [0.0, 0.0], [-1.0], []],
+    ids=["equal but for rounding", "equal and large", "far apart", "zero", "one", "none"],
+)
+def test_histograms_have_bins_for_all_values(values: list[float]) -> None:
+    drawn = charts.histogram("rewards", {"epoch 1": np.array(values)}, along="reward")
+    assert drawn.count("<rect") == len({round(value / (max(map(abs, values)) or 1), 9) for value in values})
+    assert "nan" not in drawn.replace("mean nan", "")
+
+
+def test_a_report_that_fails_leaves_its_run_finished(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(context.reporter, "message", said.append)
+    monkeypatch.setattr(callbacks, "run_report", Mock(side_effect=ValueError("too many bins")))
+    assert callbacks.report_of(context) is None
+    assert said[0].startswith("Everything is committed, but its report could not be drawn (ValueError: too many bins).")
+    assert "flowmill report small" in said[0]
+    monkeypatch.setattr(callbacks, "run_report", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        callbacks.report_of(context)
 
 
 def test_a_report_is_whole_and_fetches_nothing(context: RunContext) -> None:

@@ -18,15 +18,18 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.load import override_config
+from flowmill.flows.cli.track import track_command
 from flowmill.storage import layout
 from flowmill.tasks.metrics import tracked as tracked_content
 from flowmill.tasks.metrics.evaluations import evaluation_figures, weighted_reward
 from flowmill.tasks.metrics.rules import RULES
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.opening import bind_run, open_run
 from flowmill.tasks.tracking import client as mlflow_client
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import runs_page
+from flowmill.tasks.tracking.sweeps import SweepRun
 from flowmill.tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
 from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
@@ -303,6 +306,55 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
     # One whose run a person deletes counts for nothing any more.
     client.delete_run(runs[6].run_id)
     assert finished("other", 1) == "4"
+
+
+def test_runs_and_sweeps_of_another_store_on_a_server_stay_as_they_are(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stores with equal configs: the worse run takes nothing from the better, a sweep goes on with its own."""
+    scores, original = {"ann": 0.6, "bob": 0.4}, tracked_content.evaluation_content
+
+    def scored(chain: Any, epoch: int) -> Any:
+        made = original(chain, epoch)
+        return None if made is None else replace(made, reward=scores[Path(chain.store.root.uri).parent.name])
+
+    monkeypatch.setattr(tracked_content, "evaluation_content", scored)
+    sweeps, uri = [], f"sqlite:///{tmp_path}/server.db"
+    for who in scores:
+        (folder := tmp_path / who).mkdir()
+        config = small_config(folder, tiny_base, "run.epochs=1", f"tracking.uri={uri}")
+        sweeps.append(SweepRun(bind_run(config), "swept", ["small"]).run_id)
+        context = prepare(override_config(config, [f"tracking.parent={sweeps[-1]}"]))
+        run_epoch(context, 1)
+        evaluate(context, 1)
+        exported(context, 1)
+        tracker = Tracker(context, orchestrator={})
+        tracker.log_export(1)
+        assert tracker.close("FINISHED") is None
+        assert SweepRun(context, "swept", ["small"]).run_id == sweeps[-1]
+    assert len({*sweeps}) == 2
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    assert client.get_model_version_by_alias("flowmill-small", "champion").version == 1
+    assert not any("flowmill.superseded" in each.tags for each in client.search_model_versions("name='flowmill-small'"))
+
+
+def test_a_run_at_work_is_not_ended_by_the_command_and_keeps_its_link(tiny_base: Path, tmp_path: Path) -> None:
+    context = prepare(small_config(tmp_path, tiny_base))
+    at_work = Tracker(context, orchestrator=LINKS)
+    assert at_work.url() is not None
+    with context.store.root.lock(context.run.lock_path, "the run"):
+        track_command("small", root=context.store.root.uri)
+        track_command("small", uri=f"sqlite:///{tmp_path}/other.db", root=context.store.root.uri)
+    assert client_of(context)[1].info.status == "RUNNING"
+    assert at_work.close("KILLED") is None
+    track_command("small", root=context.store.root.uri)
+    run = client_of(context)[1]
+    assert run.info.status == "KILLED"
+    assert "[Prefect flow run f-1]" in run.data.tags["mlflow.note.content"]
+    other = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/other.db")
+    (copy,) = other.search_runs([each.experiment_id for each in other.search_experiments()])
+    assert copy.info.status == "RUNNING"
+    assert "Prefect" not in copy.data.tags["mlflow.note.content"]
 
 
 def champion(context: RunContext) -> str:
