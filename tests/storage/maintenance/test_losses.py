@@ -258,22 +258,23 @@ def test_lost_preferences_and_rated_samples_are_seen_though_no_lineage_names_the
 def test_unfinished_files_go_when_their_process_is_gone_or_of_another_machine_and_old(run: RunFolder) -> None:
     staging = Path(run.store.root.uri) / ".staging"
     host, machine, pid, start, number = tag().split("~")
-    own, young = ("~".join((each, machine, pid, start, name)) for each, name in ((host, number), ("other", "young")))
+    own, young = ("~".join((each, machine, pid, start, name)) for each, name in ((host, number), ("other", "f" * 32)))
     ended = subprocess.Popen(["true"])
     ended.wait()
     for name, hours in {
         own: 23,
-        "~".join((host, machine, str(ended.pid), "1", "ended")): 2,
-        "~".join(("other", machine, pid, start, "old")): 25,
+        "~".join((host, machine, str(ended.pid), "1", "e" * 32)): 2,
+        "~".join(("other", machine, pid, start, "0" * 32)): 25,
         young: 23,
+        "thesis": 500,
     }.items():
         (staging / name / "part").mkdir(parents=True)
         (staging / name / "part" / "file").write_bytes(b"12345")
         for path in (staging / name / "part" / "file", staging / name / "part", staging / name):
             os.utime(path, (time.time() - hours * 3600,) * 2)
     removals = [each for each in plan_removals(run.store, Retention()) if each.label.startswith(".staging/")]
-    said = {each.label.rpartition("~")[2]: (each.size, each.reason.rpartition(", ")[2]) for each in removals}
-    assert said == {"ended": (5, "unchanged for 2 h 0 min"), "old": (5, "unchanged for 25 h 0 min")}
+    said = {each.label[-1]: (each.size, each.reason.rpartition(", ")[2]) for each in removals}
+    assert said == {"e": (5, "unchanged for 2 h 0 min"), "0": (5, "unchanged for 25 h 0 min")}
     for each in removals:
         remove(run.store, each)
-    assert sorted(path.name for path in staging.iterdir()) == sorted([own, young])
+    assert sorted(path.name for path in staging.iterdir()) == sorted([own, young, "thesis"])
