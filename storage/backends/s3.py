@@ -157,7 +157,8 @@ class S3Backend:
     def move(self, path: str, target: str) -> None:
         """Copy an object or folder, then remove the original, as long as this process holds its leases."""
         self._check_leases()
-        names = [f"/{name}" for name in self.files(path)] or [""]
+        # A folder without files may be a marker, an object of another name.
+        names = [f"/{name}" for name in self.files(path)] or [""] * (self._bucket.metadata(path) is not None)
         for name in names:
             self._bucket.copy(path + name, target + name)
         self.remove(path)

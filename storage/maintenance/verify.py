@@ -86,7 +86,7 @@ class Problem:
     message: str
     """The actual content and the expected content."""
     path: str = ""
-    """The only path to quarantine: a run's record, or an optional part of an artifact."""
+    """The only path to quarantine: a run's record, an optional part of an artifact, or what is orphaned."""
 
     @property
     def lacks(self) -> bool:
@@ -183,7 +183,7 @@ def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tup
             count += len(record.files)
     problems += _check_manifest(ref, manifest, digests)
     if manifest is not None:
-        problems += _orphans(ref, left)
+        problems += _orphans(ref, left, {layout.shard_folder(ref, *each) for each in digests.items()})
     return problems, count
 
 
@@ -248,12 +248,19 @@ def _check_record(
     return problems
 
 
-def _orphans(ref: ArtifactRef, left: Collection[str]) -> list[Problem]:
-    """Return the folders of a complete artifact with files that are left, as no record names them."""
-    folders = sorted({name.partition("/")[0] for name in left if layout.holds_files(name)})
+def _orphans(ref: ArtifactRef, left: Collection[str], recorded: Collection[str]) -> list[Problem]:
+    """Return the folders of a complete artifact that no record names; of those that one names, the other files.
+
+    Args:
+        ref: the artifact.
+        left: paths below it of the files that no record names.
+        recorded: the folders that records name.
+    """
+    folders = {name: f"{ref.path}/{name.partition('/')[0]}" for name in left if layout.holds_files(name)}
+    paths = {f"{ref.path}/{name}" if folder in recorded else folder for name, folder in folders.items()}
     return [
-        Problem(ref=ref, shard=None, kind="orphaned", message=f"{ref.path}/{name} is orphaned: no record names it.")
-        for name in folders
+        Problem(ref=ref, shard=None, kind="orphaned", message=f"{path} is orphaned: no record names it.", path=path)
+        for path in sorted(paths)
     ]
 
 

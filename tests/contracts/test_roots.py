@@ -251,6 +251,18 @@ class TestS3:
         barrier = threading.Barrier(4, timeout=60)
         root.map(lambda item: barrier.wait(), range(4))
 
+    def test_markers_of_folders_are_no_files(self, bucket: str) -> None:
+        root, client = open_backend(StoreSection(root=f"s3://{bucket}")), connection(attempts=3, connect_s=3, read_s=3)
+        publish(root, "kind/id/a", one=b"1")
+        for folder in ("kind", "kind/id", "kind/id/a", "kind/id/b"):
+            client.call_s3("put_object", Bucket=bucket, Key=f"{folder}/", Body=b"")
+        assert dict(root.files("kind")) == {"id/a/one": 1}
+        assert root.list("kind/id") == ["a", "b"]
+        for name in ("a", "b"):
+            root.move(f"kind/id/{name}", f"aside/{name}")
+        assert root.list("kind/id") == []
+        assert dict(root.files("aside")) == {"a/one": 1}
+
     def test_all_runs_of_a_store_are_at_rest_or_none(self, bucket: str) -> None:
         store = ArtifactStore(f"s3://{bucket}")
         locks = [RunFolder(store, f"r{number}").lock_path for number in range(6)]

@@ -164,6 +164,21 @@ def test_orphans_are_named_and_set_aside(context: RunContext) -> None:
     assert list(Path(context.store.root.uri, "quarantine").rglob("samples.tar"))
 
 
+def test_a_stray_file_or_copy_leaves_the_shard_it_lies_with(context: RunContext) -> None:
+    _, folder = folder_of(context, "rollout", 1)
+    (shard, *_) = folder.glob("000000-*")
+    (shard / ".DS_Store").touch()
+    copy = Path(shutil.copytree(shard, f"{shard} copy"))
+    problems = find_problems(context.store, deep=True)
+    assert {problem.path for problem in problems} == {
+        str(path.relative_to(context.store.root.uri)) for path in (shard / ".DS_Store", copy)
+    }
+    assert not any(problem.lacks for problem in problems)
+    for problem in problems:
+        assert quarantine(context.store, problem) == [problem.path]
+    assert find_problems(context.store, deep=True) == []
+
+
 def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> None:
     store, expected = context.store, context.chain.digest()
     ref, folder = folder_of(context, "rollout", 1)
