@@ -45,7 +45,7 @@ from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.stages.stage_run import StageRun
 from pages import schema_page
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage, stage_run
 
 
 @pytest.fixture
@@ -411,6 +411,27 @@ def test_unnamed_artifacts_stay_while_they_are_young(context: RunContext) -> Non
         (folder / "policy.safetensors").write_text("x")
         commit_checkpoint(context.store, training, 3, folder)
     assert plan_removals(context.store, Retention()) == []
+
+
+def test_shards_of_an_interrupted_stage_stay_until_its_run_is_forgotten(
+    context: RunContext, make_config: ConfigFactory
+) -> None:
+    context = prepare(make_config("run.epochs=3"))
+    store, rollout = context.store, stage_run(context, "rollout", 3)
+    rollout.run_shards(rollout.pending()[:1])
+    claim = Path(store.root.uri) / layout.claim(rollout.ref)
+
+    def collect(*forget: str) -> list[str]:
+        gc(root=store.root.uri, forget=list(forget), older_than=-1.0, delete=True)
+        return store.committed(rollout.ref)
+
+    whole = claim.read_bytes()
+    assert len(collect()) == 1
+    assert plan_removals(store, Retention(older_than_s=-1)) == [], "the claim alone holds it"
+    claim.unlink()
+    assert len(collect()) == 1, "the run makes it next"
+    claim.write_bytes(whole)
+    assert collect("small") == []
 
 
 def test_a_copied_run_is_the_same_run(context: RunContext, tmp_path: Path) -> None:
