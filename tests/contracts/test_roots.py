@@ -251,6 +251,14 @@ class TestS3:
         barrier = threading.Barrier(4, timeout=60)
         root.map(lambda item: barrier.wait(), range(4))
 
+    @pytest.mark.parametrize("body", [b"4711", b"", b"[]", b"{}", b'{"holder": null}', b"\xff"])
+    def test_a_lock_file_of_a_copied_store_is_no_lease(self, bucket: str, body: bytes) -> None:
+        root, client = open_backend(StoreSection(root=f"s3://{bucket}")), connection(attempts=3, connect_s=3, read_s=3)
+        client.call_s3("put_object", Bucket=bucket, Key="runs/r/.lock", Body=body)
+        assert not root.locked("runs/r/.lock")
+        with root.lock("runs/r/.lock", "Run 'r'"):
+            assert root.locked("runs/r/.lock")
+
     def test_markers_of_folders_are_no_files(self, bucket: str) -> None:
         root, client = open_backend(StoreSection(root=f"s3://{bucket}")), connection(attempts=3, connect_s=3, read_s=3)
         publish(root, "kind/id/a", one=b"1")
