@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from flowmill.configs.errors import CommitLostError, RunConflictError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import fits_of
 from flowmill.storage.artifacts.lineage import RunFolder, records_of
+from flowmill.storage.artifacts.mirrored_records import LOGS
 from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.backends.base import PART
 from flowmill.storage.layout import ArtifactRef
@@ -39,11 +40,16 @@ def copy_run(
 
     Returns:
         Counts of artifacts, shards and bytes copied.
+
+    Raises:
+        RunConflictError: the target has another run of this name, other records of it, or another fit.
+        CommitLostError: the target has a shard with other content.
     """
     _check_same(source, target, run)
     fitted = _fits(source, target, fits)
     # Records are read first: all artifacts that they name are committed, and are copied below.
     records = records_of(source, run)
+    _check_continued(target, run, records)
     refs = list(dict.fromkeys([*RunFolder(source, run).named(), *fitted.values()]))
     counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
     for number, ref in enumerate(refs, 1):
@@ -97,6 +103,17 @@ def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:
         raise RunConflictError(
             f"{target.root.uri} has another run of the name '{run}', so the two would become one. Copy to another root."
         )
+
+
+def _check_continued(target: ArtifactStore, run: str, records: Mapping[str, bytes]) -> None:
+    """Raise RunConflictError if the target has other records of the run: it was continued in both stores."""
+    paths = [path for path in records if path.split("/")[2] in LOGS]
+    for path, theirs in zip(paths, target.root.read_many(paths), strict=True):
+        if theirs is not None and theirs != records[path]:
+            raise RunConflictError(
+                f"'{path}' in '{target.root.uri}' differs from that of the source: run '{run}' was continued in both "
+                "stores, or a record is damaged ('flowmill store verify' says so). Copy to another root."
+            )
 
 
 def _copy_shard(

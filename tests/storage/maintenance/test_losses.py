@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.configs.errors import CorruptError, RunConflictError, StoreError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checksummed_json import seal, unseal
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -21,6 +21,7 @@ from flowmill.storage.artifacts.mirrored_records import lost_newest, write
 from flowmill.storage.backends.process_tags import tag
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from flowmill.storage.maintenance.quarantine import quarantine
+from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.maintenance.verify import find_problems
 
 CONFIGS = ({"run": {"epochs": 1}}, {"run": {"epochs": 2}}, {"run": {"epochs": 3}})
@@ -253,6 +254,23 @@ def test_lost_preferences_and_rated_samples_are_seen_though_no_lineage_names_the
         "trajectories/second/manifest.json is missing; runs/r/ratings/0001.json",
     ]
     assert "'flowmill rate RUN' makes it of the answers of a run" in messages[0]
+
+
+@pytest.mark.parametrize("series", ["lineage", "configs", "preferences", "ratings"])
+def test_a_run_that_was_continued_in_two_stores_is_not_copied(run: RunFolder, tmp_path: Path, series: str) -> None:
+    target = ArtifactStore(str(tmp_path / "target"))
+    copy_run(run.store, target, run.name, progress=lambda *about: None)
+    other = RunFolder(target, run.name)
+    if series == "lineage":
+        other.append(entry(9, "a"))
+        run.append(entry(9, "b"))
+    else:
+        other.add(series, {"artifact": "preferences/aaaaaaaa"})
+        run.add(series, {"artifact": "preferences/bbbbbbbb"})
+    before = state(other)
+    with pytest.raises(RunConflictError, match=f"runs/r/{series}/.*json' in .* was continued in both"):
+        copy_run(run.store, target, run.name, progress=lambda *about: None)
+    assert state(other) == before
 
 
 def test_unfinished_files_go_when_their_process_is_gone_or_of_another_machine_and_old(run: RunFolder) -> None:
