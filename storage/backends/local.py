@@ -230,9 +230,10 @@ class LocalBackend:
                     f"{label} is being executed by another process (pid {file.read().strip() or 'unknown'}). "
                     "Wait for it, stop it, or choose another name with --name."
                 )
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            # Only for messages, so a full disk is no reason not to lock. A buffer would be written on closing again.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), str(os.getpid()).encode())
             yield
 
     def locked(self, path: str) -> bool:

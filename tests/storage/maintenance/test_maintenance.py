@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import shutil
@@ -29,7 +30,7 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.artifacts.records import removal_note
 from flowmill.storage.layout import ArtifactRef
-from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
+from flowmill.storage.maintenance.garbage_collection import Removal, Retention, plan_removals, remove
 from flowmill.storage.maintenance.quarantine import leave_trace, quarantine
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.maintenance.verify import find_problems, verify_store
@@ -312,6 +313,43 @@ def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
             return
         assert [each.label for each in plan_removals(store, Retention())] == [str(ref)], steps
     pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("shards_left", [1, 0, None])
+def test_files_are_removed_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards_left: int | None
+) -> None:
+    """A note has room when only so many shards are left, or never."""
+    store, ref = two_shards(tmp_path)
+    removal, create = Removal(label=str(ref), size=2, reason="r", trace=True), store.root.create
+
+    def folders() -> int:
+        return len(list((tmp_path / "s" / ref.path).glob("[01]-*")))
+
+    def full(path: str, data: bytes) -> bool:
+        if shards_left is None or folders() > shards_left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(path, data)
+
+    monkeypatch.setattr(store.root, "create", full)
+    if shards_left is None:
+        with pytest.raises(StoreError, match=r"/s': No space left on device\. Committed data stays"):
+            remove(store, removal)
+    else:
+        remove(store, removal)
+        assert find_problems(store, deep=True) == []
+    assert (folders(), store.removed(ref)) == (0, shards_left is not None)
+
+
+def test_a_lock_is_taken_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = ArtifactStore(str(tmp_path)).root
+
+    def full(*about: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flowmill.storage.backends.local.os.write", full)
+    with root.lock("runs/r/.lock", "Run 'r'"):
+        assert root.locked("runs/r/.lock")
 
 
 @pytest.mark.parametrize("deep", [True, False])
