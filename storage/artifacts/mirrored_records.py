@@ -59,7 +59,9 @@ def read_with_copies(
     if missing:
         time.sleep(_UNDER_WAY_S)
         read |= _read(root, missing)
-    return read, copied
+    # Records that were written since the copies were listed.
+    new = {layout.copy_of(path): path for path in read if path not in copied}
+    return read, copied | {new[copy]: data for copy, data in _read(root, [*new]).items()}
 
 
 def number_of(path: str) -> int:

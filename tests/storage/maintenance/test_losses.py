@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -254,6 +254,21 @@ def test_lost_preferences_and_rated_samples_are_seen_though_no_lineage_names_the
         "trajectories/second/manifest.json is missing; runs/r/ratings/0001.json",
     ]
     assert "'flowmill rate RUN' makes it of the answers of a run" in messages[0]
+
+
+def test_records_that_are_written_meanwhile_are_not_lost(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, files = fresh(run).store, run.store.root.files
+
+    def write_after(path: str) -> Mapping[str, int]:
+        listed = files(path)
+        if path.endswith("copies"):
+            run.append(entry(len(run.entries()), "e"))
+        return listed
+
+    monkeypatch.setattr(store.root, "files", write_after)
+    for _ in range(2):
+        assert damaged_records(store) == []
+    assert len(run.entries()) == 6
 
 
 @pytest.mark.parametrize("series", ["lineage", "configs", "preferences", "ratings"])
