@@ -315,6 +315,24 @@ def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
     pytest.fail("it never ends")
 
 
+def test_files_of_others_next_to_artifacts_stay(tmp_path: Path) -> None:
+    store, ref = two_shards(tmp_path)
+    root = Path(store.root.uri)
+    images = root / "prompts" / "images"
+    images.mkdir(parents=True)
+    others = [root / "rewards" / ".DS_Store", images / "a-1.png", root / "prompts" / "list.txt"]
+    for path in others:
+        path.touch()
+    # Of a process that was killed before its first record.
+    (root / "policies" / "abc" / f"policy-{'0' * 12}").mkdir(parents=True)
+    removals = plan_removals(store, Retention(older_than_s=0))
+    assert {removal.label for removal in removals} == {str(ref), "policies/abc"}
+    for removal in removals:
+        remove(store, removal)
+    assert all(path.exists() for path in others)
+    assert verify_store(store, deep=True)["problems"] == []
+
+
 @pytest.mark.parametrize("shards_left", [1, 0, None])
 def test_files_are_removed_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards_left: int | None
