@@ -167,6 +167,11 @@ def run(name: str) -> str:
     return f"{RUNS}/{name}"
 
 
+def lock(name: str = "") -> str:
+    """Path of the lock of a run, or of the whole store, which a process that removes files holds."""
+    return f"{run(name)}/.lock" if name else f"{RUNS}/.lock"
+
+
 def run_record(name: str) -> str:
     """Path of the run's first record: config, seed, identity."""
     return f"{run(name)}/run.json"

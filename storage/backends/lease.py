@@ -28,7 +28,7 @@ def holder_of(bucket: Bucket, path: str, metadata: ObjectMetadata | None) -> str
         path: its object.
         metadata: version and age of the object.
     """
-    data = bucket.get(path)
+    data = None if metadata is None else bucket.get(path)
     if metadata is None or data is None:
         return None
     try:

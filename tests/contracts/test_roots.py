@@ -218,6 +218,24 @@ def test_a_lock_is_held_once(make_root: MakeRoot) -> None:
         pass
 
 
+def test_runs_begin_before_or_after_removals(make_root: MakeRoot) -> None:
+    store = ArtifactStore(make_root())
+    run = RunFolder(ArtifactStore(make_root()), "new")
+    with at_rest(store):
+        with pytest.raises(RunConflictError, match="as 'flowmill store gc' or 'repair' is removing"), run.at_work():
+            pass
+        with (
+            pytest.raises(RunConflictError, match="A 'flowmill store gc' or 'repair'"),
+            at_rest(ArtifactStore(make_root())),
+        ):
+            pass
+    # It has no record yet.
+    with run.at_work(), pytest.raises(RunConflictError, match="Run 'new' is being executed"), at_rest(store):
+        pass
+    with at_rest(store):
+        pass
+
+
 def test_shards_commit_once_whoever_writes(make_root: MakeRoot) -> None:
     stores, records = [ArtifactStore(make_root()) for _ in range(4)], []
 

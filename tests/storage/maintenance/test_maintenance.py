@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flowmill.configs.errors import (
+    CommitLostError,
     ConfigError,
     CorruptError,
     NotCommittedError,
@@ -27,7 +28,7 @@ from flowmill.flows.cli.store import gc, repair
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.artifacts.lineage import RunFolder, list_runs
 from flowmill.storage.artifacts.records import removal_note
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.maintenance.garbage_collection import Removal, Retention, plan_removals, remove
@@ -679,6 +680,22 @@ def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory
     # Once more, and the rest comes too.
     copy_run(context.store, target, "small", progress=lambda *about: None)
     assert open_run(target.root.uri, "small", reads=True).chain.digest() == context.chain.digest()
+
+
+def test_what_is_copied_is_not_removed_meanwhile(context: RunContext, tmp_path: Path) -> None:
+    target = ArtifactStore(str(tmp_path / "copy"))
+
+    def collect(artifact: str, done: int, total: int) -> None:
+        with pytest.raises(RunConflictError, match="Run 'small' is being executed"):
+            gc(root=target.root.uri, older_than=-1.0, delete=True)
+        if done == total:
+            target.root.remove(layout.manifest(context.policy_ref(1)))
+
+    with pytest.raises(CommitLostError, match="though it was copied"):
+        copy_run(context.store, target, "small", progress=collect)
+    assert list_runs(target) == []
+    copy_run(context.store, target, "small", progress=lambda *about: None)
+    assert verify_store(target, deep=True)["problems"] == []
 
 
 def test_a_copy_does_not_mix_two_runs_of_a_name(make_config: ConfigFactory, tmp_path: Path) -> None:
