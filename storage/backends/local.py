@@ -18,6 +18,7 @@ from typing import IO, Any
 from flowmill.configs.errors import RunConflictError, StoreError
 from flowmill.configs.folders import share_files
 from flowmill.configs.schema import StoreSection
+from flowmill.configs.user_directories import user_path
 from flowmill.storage.backends.base import Blob, FileEntry, Item, Result, Staging
 from flowmill.storage.backends.checksums import check_file, check_size, hash_file
 from flowmill.storage.backends.mapped_file import MappedFile
@@ -34,7 +35,7 @@ class LocalBackend:
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
         """Create the folder if needed; an existing one is not written to, as readers may lack permission."""
-        self.folder = Path(path).expanduser().absolute()
+        self.folder = user_path(path).absolute()
         self.uri = self.disk = str(self.folder)
         self._opened_staging: Staging | None = None
         if not self.folder.is_dir():

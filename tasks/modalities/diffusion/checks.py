@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_path
 from flowmill.models.engines import LOCAL
 from flowmill.models.maths import SOLVERS
 from flowmill.models.policies.tokenization import check_marks
@@ -30,7 +29,7 @@ def check_diffusion(plan: RunPlan) -> None:
     check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws, family=plan.family))
     check_advantage(config)
     check_replay(config, requires)
-    folder = Path(str(config.model.path)).expanduser()
+    folder = user_path(str(config.model.path))
     if config.model.path is not None and folder.is_dir():
         check_marks(folder, (prompt.text for prompts in plan.prompts.values() for prompt in prompts))
 
