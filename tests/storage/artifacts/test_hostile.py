@@ -123,6 +123,28 @@ def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     assert LocalBackend(str(tmp_path / "alias")).create("inside/x", b"x")
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    root = LocalBackend(str(tmp_path))
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "x")
+    for use in (root.read, root.locked, lambda path: root.lock(path, "Run 'r'").__enter__()):
+        with pytest.raises(StoreError, match="/a/x' is a pipe or a device"):
+            use("a/x")
+    with pytest.raises(CorruptError, match="is missing"):
+        root.fetch("a", FileEntry(name="x", size=0, xxh3="0" * 32))
+    assert root.read("y") is root.read("a") is None
+
+
+@pytest.mark.parametrize("name", ["started", "seconds", "model_seconds", "model_flops", "peak_flops"])
+@pytest.mark.parametrize("value", ["x", None, [0], {}, 1e308, 10**400])
+def test_times_of_records_are_numbers(name: str, value: object) -> None:
+    record = {"shard": "s", "digest": "0" * 32, "rows": 1, "files": [], "artifact": "rewards/abc"}
+    path = "rewards/abc/_shards/s.json"
+    assert ShardRecord.decode(seal({**record, "producer": {name: 1, "host": "h"}}), path).producer[name] == 1
+    with pytest.raises(CorruptError, match=f"is not a commit record.*'{name}' is no number"):
+        ShardRecord.decode(seal({**record, "producer": {name: value}}), path)
+
+
 def test_a_linked_staging_folder_is_refused_and_nothing_there_is_removed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "runs").mkdir(parents=True)
