@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.user_directories import user_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +196,7 @@ def family_of(path: str) -> str:
     Raises:
         ConfigError: there is no such folder, or it names no known class, or one of several families.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         raise ConfigError(
             f"model.path '{path}' is no folder here, so its model family is unknown. Correct the path; for a model of "

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowmill.configs.user_directories import user_path
+
 #: All such settings except the options of components (``flowmill.configs.path_types``); * matches any list index.
 PATH_SETTINGS = (
     "data.train",
@@ -75,16 +77,16 @@ def _resolve(section: object, parts: Sequence[str], folder: Path) -> None:
 def _absolute(value: object, folder: Path) -> object:
     if isinstance(value, dict):
         return {name: _absolute(each, folder) for name, each in value.items()}
-    if isinstance(value, str) and _PARTS.search(value) and not (folder / Path(value).expanduser()).exists():
+    if isinstance(value, str) and _PARTS.search(value) and not (folder / user_path(value)).exists():
         # Places, not files.
         return "::".join(_below(each, folder) for each in value.split("::"))
-    if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
-        return str((folder / Path(value).expanduser()).resolve())
+    if isinstance(value, str) and "://" not in value and (folder / user_path(value)).exists():
+        return str((folder / user_path(value)).resolve())
     return value
 
 
 def _below(tar: str, folder: Path) -> str:
-    path = Path(tar).expanduser()
+    path = user_path(tar)
     return str(folder.resolve() / path) if "://" not in tar and (folder / path).parent.is_dir() else tar
 
 

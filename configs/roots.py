@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.user_directories import user_path
 
 
 def default_root(root: str | Path | None) -> str:
@@ -28,4 +29,4 @@ def short_place(place: str) -> str:
 
 
 def _place(root: str) -> str:
-    return root.rstrip("/") if "://" in root else str(Path(root).expanduser().resolve())
+    return root.rstrip("/") if "://" in root else str(user_path(root).resolve())

@@ -8,6 +8,8 @@ from difflib import SequenceMatcher
 from itertools import islice
 from pathlib import Path
 
+from flowmill.configs.user_directories import user_path
+
 #: Names less alike than this are not suggested.
 _CUTOFF = 0.5
 #: Entries of a folder that are compared.
@@ -43,7 +45,7 @@ def near_path(path: str, folders: Sequence[Path], *, only_folders: bool = False)
         only_folders: whether the last part must be a folder.
     """
     for folder in dict.fromkeys(folders):
-        folder_path = _walk(Path(path).expanduser(), folder, only_folders=only_folders)
+        folder_path = _walk(user_path(path), folder, only_folders=only_folders)
         if folder_path is not None:
             return str(folder_path)
     return None

@@ -18,6 +18,16 @@ def user_state() -> Path:
     return _folder("XDG_STATE_HOME", ".local/state")
 
 
+def user_path(path: str | Path) -> Path:
+    """Return a path with the home folder in place of ``~`` or ``~user``; raise ConfigError if there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"'{path}' begins with the home folder of a user that this machine does not know. Write the folder in full."
+        ) from None
+
+
 def _folder(variable: str, below: str) -> Path:
     """Return a user folder; raise ConfigError if the user has no home."""
     named = os.environ.get(variable)

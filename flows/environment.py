@@ -10,6 +10,7 @@ from flowmill.configs.library_settings import set_library_settings
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.roots import default_root
 from flowmill.configs.suggestions import near_path
+from flowmill.configs.user_directories import user_path
 from flowmill.storage.layout import RUNS, STAGING
 
 
@@ -62,7 +63,7 @@ def existing_root(root: str | Path | None) -> str:
     chosen = default_root(root)
     if "://" in chosen:
         return chosen
-    folder = Path(chosen).expanduser().absolute()
+    folder = user_path(chosen).absolute()
     if any((folder / name).is_dir() for name in (RUNS, STAGING)):
         return str(folder)
     if folder.is_dir():

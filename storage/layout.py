@@ -46,8 +46,13 @@ PARTS = "parts"
 COPIES = "copies"
 _MANIFEST = "manifest.json"
 _CHECKPOINTS = "_checkpoints"
+_SHARDS = "_shards"
+_REMOVED = "_removed.json"
+_CLAIM = "_claim.json"
+_SHARD_FOLDER = rf"[^/]+-[0-9a-f]{{{_DIGITS}}}"
+_OF_ARTIFACT = re.compile(rf"{_MANIFEST}|{_SHARDS}|{_REMOVED}|{_CLAIM}|{_CHECKPOINTS}|{_SHARD_FOLDER}")
 _FILE = re.compile(
-    rf"({QUARANTINE}/)?({'|'.join(KINDS)})/{_ID.pattern}/([^/]+-[0-9a-f]{{{_DIGITS}}}|{_CHECKPOINTS}/[^/]+)/.+",
+    rf"({QUARANTINE}/)?({'|'.join(KINDS)})/{_ID.pattern}/({_SHARD_FOLDER}|{_CHECKPOINTS}/[^/]+)/.+",
     re.DOTALL,
 )
 
@@ -90,10 +95,16 @@ class ArtifactRef:
         Raises:
             ValueError: the text does not have that form or the kind does not exist.
         """
-        kind, separator, identifier = text.partition("/")
-        if not separator or kind not in KINDS or not identifier or "\0" in identifier or not _ID.fullmatch(identifier):
+        if not is_artifact(text):
             raise ValueError(f"'{text}' is not an artifact; artifacts are kind/id with kind one of {', '.join(KINDS)}")
+        kind, _, identifier = text.partition("/")
         return ArtifactRef(kind, identifier)
+
+
+def is_artifact(text: str) -> bool:
+    """Return whether a text has the form ``kind/id``."""
+    kind, _, identifier = text.partition("/")
+    return kind in KINDS and _ID.fullmatch(identifier) is not None
 
 
 def manifest(ref: ArtifactRef) -> str:
@@ -103,7 +114,7 @@ def manifest(ref: ArtifactRef) -> str:
 
 def records(ref: ArtifactRef) -> str:
     """Folder of the commit records."""
-    return f"{ref.path}/_shards"
+    return f"{ref.path}/{_SHARDS}"
 
 
 def record(ref: ArtifactRef, shard: str) -> str:
@@ -113,12 +124,12 @@ def record(ref: ArtifactRef, shard: str) -> str:
 
 def removed(ref: ArtifactRef) -> str:
     """Path of the note that an artifact's files were removed on purpose."""
-    return f"{ref.path}/_removed.json"
+    return f"{ref.path}/{_REMOVED}"
 
 
 def claim(ref: ArtifactRef) -> str:
     """Path of the note with the run that makes an artifact, and its batch sizes."""
-    return f"{ref.path}/_claim.json"
+    return f"{ref.path}/{_CLAIM}"
 
 
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:
@@ -136,6 +147,11 @@ def holds_files(name: str) -> bool:
     return not name.startswith("_") and name != _MANIFEST
 
 
+def is_of_artifact(name: str) -> bool:
+    """Return whether a name directly below a folder is one that flowmill writes there, if it is that of an artifact."""
+    return _OF_ARTIFACT.fullmatch(name) is not None
+
+
 def part_folder(number: int) -> str:
     """Folder, within a shard, with the part of one of several processes."""
     return f"{PARTS}/{number:05d}"
@@ -149,6 +165,11 @@ def checkpoints(ref: ArtifactRef) -> str:
 def run(name: str) -> str:
     """Folder of a run."""
     return f"{RUNS}/{name}"
+
+
+def lock(name: str = "") -> str:
+    """Path of the lock of a run, or of the whole store, which a process that removes files holds."""
+    return f"{run(name)}/.lock" if name else f"{RUNS}/.lock"
 
 
 def run_record(name: str) -> str:

@@ -176,6 +176,12 @@ def test_nothing_unpickles() -> None:
     ]
 
 
+def test_home_folders_are_found_in_one_place() -> None:
+    """``Path.expanduser`` alone gives a traceback for a user that the machine does not know."""
+    users = {str(path.relative_to(ROOT)) for path in FILES if ".expanduser()" in path.read_text(encoding="utf-8")}
+    assert users == {"configs/user_directories.py"}
+
+
 def test_light_modules_import_no_torch() -> None:
     """Configs, what verifies a store, the command line and the Python API."""
     modules = "flowmill.configs.schema, flowmill.storage.maintenance.verify, flowmill.flows.cli, flowmill"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -192,6 +193,7 @@ def gc(
             needed=()
             if keep_epochs is None
             else _still_read(store, run or list_runs(store), forget or (), trusted=trust_store),
+            due=partial(_due, store, forget or (), trusted=trust_store),
             older_than_s=older_than * 3600,
         )
         removals = plan_removals(store, retention)
@@ -211,6 +213,21 @@ def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collect
         return still_read(open_run(store.root.uri, name, reads=True, trusted=trusted).chain)
 
     return set[str]().union(*store.root.map(read, [name for name in names if name not in forgotten]))
+
+
+def _due(store: ArtifactStore, forgotten: Collection[str], *, trusted: bool) -> set[str]:
+    from flowmill.configs.errors import FlowmillError
+    from flowmill.storage.artifacts.lineage import list_runs
+    from flowmill.tasks.runs.opening import open_run
+    from flowmill.tasks.runs.staleness import unfinished
+
+    def made(name: str) -> set[str]:
+        # A run that cannot be opened does not continue.
+        with contextlib.suppress(FlowmillError):
+            return unfinished(open_run(store.root.uri, name, reads=True, trusted=trusted).chain)
+        return set()
+
+    return set[str]().union(*store.root.map(made, [name for name in list_runs(store) if name not in forgotten]))
 
 
 @store_app.command()

@@ -23,6 +23,7 @@ from flowmill.configs.errors import EngineError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.folders import share_files
+from flowmill.configs.user_directories import user_path
 from flowmill.models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from flowmill.models.engines.base import CompletionRequest
 from flowmill.models.engines.parallel import mapped
@@ -102,7 +103,7 @@ class OpenAI:
         if self.folder is None:
             return
         name = f"policy-{hash_text(policy)[:16]}"
-        target = Path(self.folder).expanduser().absolute() / name
+        target = user_path(self.folder).absolute() / name
         try:
             write_once(target, write)
         except OSError as error:

@@ -14,6 +14,7 @@ from flowmill.configs.addresses import token_of
 from flowmill.configs.answers import json_of
 from flowmill.configs.errors import EngineError
 from flowmill.configs.schema import RolloutSection
+from flowmill.configs.user_directories import user_path
 from flowmill.models.engines import sglang_wire
 from flowmill.models.engines.answers import Malformed
 from flowmill.models.engines.chains import ChainRequest, DenoisingChain, Drawing, Sde
@@ -126,7 +127,7 @@ class SGLangServer:
 
     def _load(self, folder: Path) -> None:
         """Write the denoisers into the folder, and have the server load them."""
-        target = folder.expanduser().absolute() / f"policy-{self._drawing.weights.name}"
+        target = user_path(folder).absolute() / f"policy-{self._drawing.weights.name}"
         try:
             write_once(target, self._drawing.weights.write)
         except OSError as error:

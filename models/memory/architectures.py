@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from flowmill.configs.user_directories import user_path
 from flowmill.models.library_loading import diffusers_class, read_json
 from flowmill.models.memory.published import Architecture, Transformer, of_class, pipelines
 from flowmill.models.policies.pipeline_configs import whole
@@ -34,7 +35,7 @@ _IMAGE_TOKENS = ("FluxKontextPipeline",)
 
 def architecture_of(path: str) -> Architecture | None:
     """Return the architecture of a pipeline folder or a published model, None for any other path."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not index_file(folder).is_file():
         return pipelines().get(path)
     try:

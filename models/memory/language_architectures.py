@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.user_directories import user_path
 from flowmill.models.memory.published import published
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.policies.critic_lm import ValueModel
@@ -21,7 +22,7 @@ def language_config(path: str) -> Any:
     """Return the transformers config of a model's folder or a published model, None for any other path."""
     from transformers import AutoConfig
 
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if folder.is_dir():
         return load_language_config(folder)
     fields = published("language").get(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmill.configs.model_families import spec_of
+from flowmill.configs.user_directories import user_path
 from flowmill.models.library_loading import read_json
 
 #: Words of published names: FLUX.1-schnell, SDXL-Turbo, Qwen-Image-Lightning, Hyper-SD, LCM, Sana Sprint, DMD2,
@@ -36,7 +37,7 @@ def few_step_sign(family: str, path: str) -> str | None:
         return "its publisher says so"
     if (word := _WORD.search(Path(path).name)) is not None:
         return f"its name has '{next(filter(None, word.groups()))}'"
-    folder, fields = Path(path).expanduser(), _FIELDS
+    folder, fields = user_path(path), _FIELDS
     if spec_of(family).guidance == "input":
         fields = (*fields, ("transformer/config.json", "guidance_embeds", False))
     for file, name, value in fields:

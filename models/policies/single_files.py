@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.folders import files_below
+from flowmill.configs.user_directories import user_path
 from flowmill.models.library_loading import read_json
 from flowmill.models.policies.pipeline_index import in_folder, index_file, portable_index
 from flowmill.models.weights.stored_weights import weight_files
@@ -53,7 +54,7 @@ def unfit(path: Path, reason: str, remedy: str) -> ConfigError:
 def components_in(files: Mapping[str, str], denoiser: str) -> frozenset[str]:
     """Return the components that files certainly hold; raise ConfigError if a file is missing, pickled or unreadable.
     ``files``: paths by the component to use; under '' a file of which all components are used."""
-    stored = {component: _stored(Path(path).expanduser(), component) for component, path in files.items()}
+    stored = {component: _stored(user_path(path), component) for component, path in files.items()}
     autoencoder = {"vae"} if _is_pipeline(stored.get("", {})) else set()
     return frozenset({component or denoiser for component in stored} | autoencoder)
 
@@ -77,7 +78,7 @@ def load_components(
         # diffusers loads the components that a file lacks from a folder that has them.
         _copy(folder, Path(configs), (".json",))
         for component, path in files.items():
-            file = Path(path).expanduser()
+            file = user_path(path)
             tensors, taken = _stored(file, component), 0
             whole = _is_pipeline(tensors)
             for name in models if whole and not component else [component or denoisers[0]]:

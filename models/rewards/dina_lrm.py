@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.option_types import OpenShare
 from flowmill.configs.path_types import FilePlace, FolderPlace, ModelPlace
+from flowmill.configs.user_directories import user_path
 from flowmill.models.devices import chosen_device, local_rank
 from flowmill.models.memory.architectures import architecture_of, meta_denoiser, parameters
 from flowmill.models.policies.diffusion import DiffusionSettings
@@ -139,7 +139,7 @@ class DinaLrm:
     def _adapted(self, transformer: Any) -> Any:
         from peft import get_peft_model, set_peft_model_state_dict
 
-        folder = Path(self.adapter).expanduser()
+        folder = user_path(self.adapter)
         file = WeightsFile(
             reward=_NAME,
             file=str(folder / "adapter_model.safetensors"),

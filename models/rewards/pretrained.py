@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.path_types import ModelPlace
+from flowmill.configs.user_directories import user_path
 from flowmill.models.devices import chosen_device, local_rank
 from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.rewards.sizes import Takes, transformer_takes
@@ -72,7 +73,7 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
 def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
     """Return the folder of a pipeline of diffusers: a local one, or a copy of a hub repository's. Raises ConfigError if
     it does not exist, or cannot be reached."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download

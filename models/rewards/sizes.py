@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from flowmill.configs.user_directories import user_path
 from flowmill.models.library_loading import read_json
 from flowmill.models.memory.architectures import stored_numbers
 from flowmill.models.memory.published import Transformer, encoders
@@ -44,7 +44,7 @@ def transformer_takes(path: str, dtype: str) -> Takes | None:
 
 def encoder_of(path: str) -> Transformer | None:
     """Return the sizes of a model by folder or hub id; None for an unknown one without files."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not (folder / "config.json").is_file():
         return encoders().get(path)
     with whole(folder):

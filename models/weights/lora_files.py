@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.user_directories import user_path
 from flowmill.models.library_loading import diffusers_class
 from flowmill.models.weights.safetensors_header import canonical_header
 
@@ -19,7 +20,7 @@ PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 def adapter_file(path: Path) -> Path:
     """Return the safetensors file of adapters to start from; raise ConfigError if there is no such file, or there are
     several. ``path``: the file, or a folder where it has a usual name or is the only safetensors file."""
-    path = path.expanduser()
+    path = user_path(path)
     if path.is_file() and path.suffix == ".safetensors":
         return path
     if path.is_dir():
@@ -35,7 +36,7 @@ def adapter_file(path: Path) -> Path:
 def adapter_files(path: str | Path) -> list[Path]:
     """Return the files to read for adapters to start from: the adapter, peft's settings, files of other denoisers.
     Raises ConfigError, see ``adapter_file``."""
-    path = Path(path).expanduser()
+    path = user_path(path)
     file = adapter_file(path)
     if file == path:
         others = [file.parent / PEFT_CONFIG] if file.name == PEFT_FILE else []

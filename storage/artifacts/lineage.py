@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.configs.errors import CorruptError, RunConflictError, StoreError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.mirrored_records import Loss, losses, number_of, write
@@ -79,7 +79,24 @@ class RunFolder:
     @property
     def lock_path(self) -> str:
         """Path of the lock that the executing process holds."""
-        return f"{layout.run(self.name)}/.lock"
+        return layout.lock(self.name)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Hold the run's lock inside, so that no other process works on it and none removes artifacts of the store.
+
+        Raises:
+            RunConflictError: another process does.
+        """
+        root = self.store.root
+        with root.lock(self.lock_path, f"Run '{self.name}'"):
+            # ``at_rest`` takes the store's lock before it lists the runs, so of two processes one sees the other.
+            if root.locked(layout.lock()):
+                raise RunConflictError(
+                    f"Run '{self.name}' cannot be worked on, as 'flowmill store gc' or 'repair' is removing files of "
+                    f"'{root.uri}'. Try again when it has finished."
+                )
+            yield
 
     def describe(self) -> dict[str, Any] | None:
         """Return the run's first record (config and identity) or its copy, or None when there is neither."""
@@ -298,19 +315,29 @@ def _misplaced(store: ArtifactStore, name: str, lost: Collection[str]) -> Iterat
 
 @contextmanager
 def at_rest(store: ArtifactStore) -> Iterator[None]:
-    """Lock all runs of a store inside the context, so that no artifact that a run reads or makes is removed."""
+    """Lock a store and all its runs inside the context, so that no artifact that a run reads or makes is removed.
+
+    Runs that begin meanwhile are refused, see ``RunFolder.at_work``, and those that have just begun are not at rest,
+    though they have no record yet.
+    """
     with ExitStack() as locks:
+        label = f"A 'flowmill store gc' or 'repair' of '{store.root.uri}'"
+        locks.enter_context(store.root.lock(layout.lock(), label))
 
         def lock(name: str) -> None:
             locks.enter_context(store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"))
 
-        store.root.map(lock, list_runs(store))
+        store.root.map(lock, [name for name, files in _run_folders(store).items() if files])
         yield
 
 
 def list_runs(store: ArtifactStore) -> list[str]:
     """Return the names of all runs in a store, including those that lost their first record."""
+    folders = _run_folders(store).items()
+    return [name for name, files in folders if any(not file.startswith(".") for file in files)]
+
+
+def _run_folders(store: ArtifactStore) -> dict[str, list[str]]:
     root = store.root
     names = root.list(layout.RUNS)
-    files = root.map(root.list, [layout.run(name) for name in names])
-    return [name for name, its in zip(names, files, strict=True) if any(not file.startswith(".") for file in its)]
+    return dict(zip(names, root.map(root.list, [layout.run(name) for name in names]), strict=True))

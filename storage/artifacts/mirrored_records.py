@@ -21,7 +21,7 @@ from flowmill.storage.layout import QUARANTINE
 #: Seconds within which the writer of a copy also writes the record.
 _UNDER_WAY_S = 0.5
 #: The first record of a run, and the series of which every record counts.
-_LOGS = frozenset({"run.json", "configs", layout.LINEAGE, "preferences", "ratings"})
+LOGS = frozenset({"run.json", "configs", layout.LINEAGE, "preferences", "ratings"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ def read_with_copies(
     if missing:
         time.sleep(_UNDER_WAY_S)
         read |= _read(root, missing)
-    return read, copied
+    # Records that were written since the copies were listed.
+    new = {layout.copy_of(path): path for path in read if path not in copied}
+    return read, copied | {new[copy]: data for copy, data in _read(root, [*new]).items()}
 
 
 def number_of(path: str) -> int:
@@ -76,7 +78,7 @@ def losses(root: Root, run: str) -> list[Loss]:
     present = {*records, *copied}
     damaged = [loss for path in sorted(present) for loss in compare(path, records.get(path), copied.get(path))]
     # Of other series only the newest record counts.
-    lost = [path for path in _lost(root, run, present) if path.split("/")[2] in _LOGS or not _has_newer(path, present)]
+    lost = [path for path in _lost(root, run, present) if path.split("/")[2] in LOGS or not _has_newer(path, present)]
     return [*damaged, *map(_gone, lost)]
 
 

@@ -28,6 +28,8 @@ from flowmill.storage.names import Digest, Part
 SCHEMA_VERSION = 5
 #: Key of a record's own path, in records whose fields do not determine it.
 AT = "at"
+#: Largest time or number of FLOPs of a record.
+_LARGEST = 1e30
 #: Keys of the records that versions without checksums wrote, by the name below the folder of a run or artifact.
 _WITHOUT_CHECKSUM = {
     "run.json": ("config", "prompts"),
@@ -105,6 +107,15 @@ def _check_place(where: str, place: str) -> None:
         raise CorruptError(f"{where} is the record of {place}: it was copied from elsewhere. {REMEDY}")
 
 
+def _timed(producer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the facts of a writer after checking that those that are counted with are numbers."""
+    for name in ("started", "seconds", "model_seconds", "model_flops", "peak_flops"):
+        value = producer.get(name, 0)
+        if not (isinstance(value, int | float) and abs(value) <= _LARGEST):
+            raise ValueError(f"'{name}' is no number, or out of range")
+    return producer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord(Record):
     """The commit record of one shard."""
@@ -121,7 +132,7 @@ class ShardRecord(Record):
     """The files, sorted by name."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the content, equal for equal content."""
-    producer: Mapping[str, Any] = field(default_factory=dict)
+    producer: Annotated[Mapping[str, Any], AfterValidator(_timed)] = field(default_factory=dict)
     """Host, pid and timings of the writer, which may differ between equal shards."""
     artifact: Artifact = ""
     """``kind/id`` of the artifact; absent in version 1."""

@@ -5,11 +5,10 @@ A new one is one file here with a class that implements ``base.Root``, and one l
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flowmill.configs.errors import StoreError
 from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import StoreSection
+from flowmill.configs.user_directories import user_path
 from flowmill.storage.backends.base import Root
 
 ROOTS = Table(
@@ -23,7 +22,7 @@ ROOTS = Table(
 
 def may_exist(section: StoreSection) -> bool:
     """Return whether there may be a store; one that is opened is created."""
-    return "://" in section.root or Path(section.root).expanduser().is_dir()
+    return "://" in section.root or user_path(section.root).is_dir()
 
 
 def open_backend(section: StoreSection) -> Root:

@@ -16,7 +16,8 @@ from typing import Annotated, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from flowmill.storage.backends.process_tags import is_gone, tag
+from flowmill.configs.errors import StoreError
+from flowmill.storage.backends.process_tags import is_gone, is_tag, tag
 from flowmill.storage.layout import STAGING
 from flowmill.storage.names import Digest, Inside
 
@@ -141,8 +142,9 @@ class Staging:
     """Private local folders below one folder; their names identify their processes."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the folder if needed, and remove leftovers of killed processes."""
+        """Create the folder if needed, and remove leftovers of killed processes; raise StoreError if it is a link."""
         self.folder = folder / STAGING
+        _refuse_link(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             self.sweep()
@@ -169,14 +171,33 @@ def leftovers(folder: Path, stale_s: float) -> dict[Path, float]:
     """Return the seconds since the last change of each entry of a staging folder that no process uses.
 
     Those are entries of processes of this machine that are gone, and all that are unchanged for ``stale_s`` seconds.
+    Other names are not of flowmill and do not count. Raises StoreError if the folder is a link.
     """
-    ages = {entry: _unchanged_s(entry) for entry in folder.iterdir()} if folder.is_dir() else {}
-    return {entry: age for entry, age in ages.items() if age > stale_s or is_gone(entry.name.removesuffix(".tmp"))}
+    _refuse_link(folder)
+    own = [entry for entry in folder.iterdir() if is_tag(_tag_of(entry))] if folder.is_dir() else []
+    ages = {entry: _unchanged_s(entry) for entry in own}
+    return {entry: age for entry, age in ages.items() if age > stale_s or is_gone(_tag_of(entry))}
 
 
 def discard(entry: Path) -> None:
     """Remove an entry of a staging folder."""
-    shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+    _refuse_link(entry.parent)
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+def _tag_of(entry: Path) -> str:
+    return entry.name.removesuffix(".tmp")
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise StoreError(
+            f"'{folder}' is a link to '{folder.readlink()}': unfinished files would be written and removed there. "
+            "Remove the link; flowmill makes a folder in its place."
+        )
 
 
 def _unchanged_s(entry: Path) -> float:

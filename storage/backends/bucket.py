@@ -204,10 +204,10 @@ class Bucket:
         return sorted({name.removeprefix(top).rstrip("/") for name in names} - {""})
 
     def sizes(self, path: str) -> dict[str, int]:
-        """Return the size of every object below ``path`` by its path below it."""
+        """Return the size of every object below ``path`` by its path below it, without markers of folders."""
         top = f"{self._name(path).rstrip('/')}/".lstrip("/")
         objects = (entry for page in self._pages(Prefix=top) for entry in page.get("Contents", ()))
-        return {entry["Key"].removeprefix(top): int(entry["Size"]) for entry in objects if entry["Key"] != top}
+        return {entry["Key"].removeprefix(top): int(entry["Size"]) for entry in objects if entry["Key"][-1] != "/"}
 
     def copy(self, path: str, target: str) -> None:
         """Copy an object."""

@@ -90,7 +90,7 @@ def _pieces(file: FileIO) -> Iterator[memoryview]:
 
 def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
     """Check one file against its record."""
-    check_size(path.stat().st_size if path.exists() else None, entry, where=where)
+    check_size(path.stat().st_size if path.is_file() else None, entry, where=where)
     with path.open("rb", buffering=0) as file:
         check_content(_pieces(file), entry, where=where)
 

@@ -10,8 +10,14 @@ from contextlib import contextmanager
 
 from flowmill.configs.errors import StoreError
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 #: Errors that a retry does not fix.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+_FULL = {*_NO_ROOM, errno.EFBIG, errno.EROFS}
+
+
+def lacks_room(error: OSError) -> bool:
+    """Return whether an error says that removing files would help."""
+    return error.errno in _NO_ROOM
 
 
 @contextmanager

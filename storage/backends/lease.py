@@ -21,16 +21,21 @@ _OWN = 0.95
 def holder_of(bucket: Bucket, path: str, metadata: ObjectMetadata | None) -> str | None:
     """Return the tag of the process that holds a lease; None if it is free, expired, or its process is gone.
 
+    An object of another form is no lease: stores copied from a disk have lock files that hold a process id.
+
     Args:
         bucket: bucket of the lease.
         path: its object.
         metadata: version and age of the object.
     """
-    data = bucket.get(path)
+    data = None if metadata is None else bucket.get(path)
     if metadata is None or data is None:
         return None
-    holder = str(json.loads(data)["holder"])
-    return None if is_gone(holder) or metadata.age_s >= LEASE_S else holder
+    try:
+        holder = json.loads(data)["holder"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return None if not isinstance(holder, str) or is_gone(holder) or metadata.age_s >= LEASE_S else holder
 
 
 class Lease:

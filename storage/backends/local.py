@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from flowmill.configs.errors import RunConflictError, StoreError
 from flowmill.configs.folders import share_files
 from flowmill.configs.schema import StoreSection
+from flowmill.configs.user_directories import user_path
 from flowmill.storage.backends.base import Blob, FileEntry, Item, Result, Staging
 from flowmill.storage.backends.checksums import check_file, check_size, hash_file
 from flowmill.storage.backends.mapped_file import MappedFile
@@ -34,7 +35,7 @@ class LocalBackend:
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
         """Create the folder if needed; an existing one is not written to, as readers may lack permission."""
-        self.folder = Path(path).expanduser().absolute()
+        self.folder = user_path(path).absolute()
         self.uri = self.disk = str(self.folder)
         self._opened_staging: Staging | None = None
         if not self.folder.is_dir():
@@ -125,7 +126,8 @@ class LocalBackend:
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a small object, or None when it does not exist."""
         try:
-            return self._at(path).read_bytes()
+            with _opened(self._at(path), os.O_RDONLY) as file:
+                return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
@@ -170,7 +172,7 @@ class LocalBackend:
         if checked or not entry.blocks:
             return MappedFile(self.fetch(path, entry), where=where)
         file = self._at(where)
-        check_size(file.stat().st_size if file.exists() else None, entry, where=where)
+        check_size(file.stat().st_size if file.is_file() else None, entry, where=where)
         return MappedFile(file, where=where, entry=entry, on_checked=lambda: self._note_checked(where))
 
     def _note_checked(self, where: str) -> None:
@@ -220,25 +222,26 @@ class LocalBackend:
         target = self._at(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            opened = _opened(target)
+            opened = _opened_lock(target)
         except OSError as error:
             raise _unusable(self.folder, error) from None
         with opened as file:
             if not _locks(file, fcntl.LOCK_EX):
-                file.seek(0)
+                holder = file.read().decode("ascii", "replace").strip()
                 raise RunConflictError(
-                    f"{label} is being executed by another process (pid {file.read().strip() or 'unknown'}). "
+                    f"{label} is being executed by another process (pid {holder or 'unknown'}). "
                     "Wait for it, stop it, or choose another name with --name."
                 )
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            # Only for messages, so a full disk is no reason not to lock.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), str(os.getpid()).encode())
             yield
 
     def locked(self, path: str) -> bool:
         """Return whether a process holds a lock."""
         try:
-            with self._at(path).open("rb") as file:
+            with _opened(self._at(path), os.O_RDONLY) as file:
                 return not _locks(file, fcntl.LOCK_SH, patience_s=0.0)
         except FileNotFoundError:
             return False
@@ -254,19 +257,35 @@ def _sizes(folder: str | Path, top: str) -> Iterator[tuple[str, int]]:
                 yield f"{top}{entry.name}", entry.stat().st_size
 
 
-def _opened(path: Path) -> IO[Any]:
-    """Open a lock; those of all runs of a store may be more than the files that a process may open at first."""
+def _opened(path: Path, flags: int) -> IO[bytes]:
+    """Open a regular file for reading; a pipe in its place would make a reader wait for a writer."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     try:
-        return path.open("a+")
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise StoreError(f"'{path}' is a pipe or a device, and cannot be read as a file. Remove it from the store.")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _opened_lock(path: Path) -> IO[bytes]:
+    """Open a lock; those of all runs of a store may be more than the files that a process may open at first."""
+    flags = os.O_RDWR | os.O_CREAT
+    try:
+        return _opened(path, flags)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return path.open("a+")
+    return _opened(path, flags)
 
 
-def _locks(file: IO[Any], kind: int, *, patience_s: float = _LOOKED_S) -> bool:
+def _locks(file: IO[bytes], kind: int, *, patience_s: float = _LOOKED_S) -> bool:
     """Return whether an open file could be locked; waits a moment for processes that only probe the lock."""
     deadline = time.monotonic() + patience_s
     while True:

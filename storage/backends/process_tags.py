@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import uuid
 from functools import cache
@@ -17,12 +18,18 @@ import psutil
 
 _SEPARATOR = "~"
 _PARTS = 5
+_FORM = re.compile(r"[^~/]+~[0-9a-f]{12}~[0-9]+~[0-9]*~[0-9a-f]{32}")
 
 
 def tag() -> str:
     """Return a unique name: host, id of boot and process namespace, process id, its start time, a random number."""
     pid = os.getpid()
     return _SEPARATOR.join((socket.gethostname(), _machine(), str(pid), _own_start(pid), uuid.uuid4().hex))
+
+
+def is_tag(name: str) -> bool:
+    """Return whether a name has the form of a ``tag``."""
+    return _FORM.fullmatch(name) is not None
 
 
 def is_gone(name: str) -> bool:

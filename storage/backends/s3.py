@@ -16,7 +16,7 @@ from typing import IO
 from flowmill.configs.errors import CorruptError
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.schema import StoreSection
-from flowmill.configs.user_directories import user_cache
+from flowmill.configs.user_directories import user_cache, user_path
 from flowmill.storage.backends.base import PART, Blob, FileEntry, Item, Result
 from flowmill.storage.backends.bucket import Bucket
 from flowmill.storage.backends.cache import Cache
@@ -45,7 +45,7 @@ class S3Backend:
         self.uri = self._bucket.uri
         # Commands without a config have the variable alone.
         self._single_writer = section.single_writer or os.environ.get("FLOWMILL_SINGLE_WRITER", "") not in ("", "0")
-        top = Path(section.cache).expanduser() if section.cache else user_cache()
+        top = user_path(section.cache) if section.cache else user_cache()
         name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
         self._cache = Cache(top / name, section.cache_size)
         self.disk = str(self._cache.folder)
@@ -157,7 +157,8 @@ class S3Backend:
     def move(self, path: str, target: str) -> None:
         """Copy an object or folder, then remove the original, as long as this process holds its leases."""
         self._check_leases()
-        names = [f"/{name}" for name in self.files(path)] or [""]
+        # A folder without files may be a marker, an object of another name.
+        names = [f"/{name}" for name in self.files(path)] or [""] * (self._bucket.metadata(path) is not None)
         for name in names:
             self._bucket.copy(path + name, target + name)
         self.remove(path)

@@ -66,6 +66,16 @@ def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactR
         number += 1
 
 
+def claimant(store: ArtifactStore, ref: ArtifactRef) -> str | None:
+    """Return the run of an artifact's claim; None without one."""
+    path = layout.claim(ref)
+    data = store.root.read(path)
+    try:
+        return None if data is None else Claim.decode(data, path).run
+    except CorruptError:
+        return None
+
+
 def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
     path, ours = layout.claim(ref), replace(claim, artifact=str(ref))
     while not store.root.create(path, ours.encoded()):

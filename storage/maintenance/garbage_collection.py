@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RATINGS, LineageEntry, RunFolder, damaged_records, list_runs
 from flowmill.storage.artifacts.records import removal_note
 from flowmill.storage.backends.base import discard, leftovers
+from flowmill.storage.backends.disk_errors import lacks_room, named_disk
 from flowmill.storage.backends.process_tags import process_label
 from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.attempt_claims import claimant
 from flowmill.storage.maintenance.verify import list_artifacts
 
 
@@ -33,6 +36,8 @@ class Retention:
     """Runs that ``keep_epochs`` applies to; all when empty."""
     needed: Collection[str] = ()
     """Artifacts, ``kind/id``, that unfinished runs still read: ``keep_epochs`` keeps them."""
+    due: Callable[[], Collection[str]] = frozenset
+    """Returns the artifacts that unfinished stages of the remaining runs make; only called if some are incomplete."""
     older_than_s: float = 86400.0
     """Minimum age of removed artifacts that no run names, as a running process may still register younger ones, and of
     unfinished files of other machines."""
@@ -53,11 +58,11 @@ class Removal:
 
 
 def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
-    """Return the removals under retention rules; artifacts that other runs need stay."""
+    """Return the removals under retention rules in their order; artifacts that other runs need stay."""
     _check_records(store, retention.forget)
     remaining = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
     named = {str(ref) for refs in store.root.map(RunFolder.named, [*remaining.values()]) for ref in refs}
-    past = _past(remaining, retention)
+    past, due = _past(remaining, retention), cache(retention.due)
     removals = [
         Removal(label=layout.run(name), size=0, reason=_given_up(RunFolder(store, name)), trace=False)
         for name in sorted(retention.forget)
@@ -68,12 +73,19 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
         # No run makes a reward model; configs name it by its fit or folder.
         if artifact not in named and not artifact.startswith("reward_models/"):
             # Without a record the age is unknown: it counts as new, as its training may be in progress.
-            if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:
+            old = item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s
+            # An interrupted run continues with the shards that it has.
+            if old and (item["complete"] or not (_claimed(store, artifact, remaining) or artifact in due())):
                 removals.append(Removal(label=artifact, size=size, reason="no run names it", trace=False))
         elif artifact in past and (not item["removed"] or _left(store, ArtifactRef.parse(artifact))):
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
             removals.append(Removal(label=artifact, size=size, reason=reason, trace=True))
-    return [*removals, *_unfinished(store, retention.older_than_s)]
+    # On a full disk, removals that write a note have room for it after the others.
+    return [*_unfinished(store, retention.older_than_s), *sorted(removals, key=lambda removal: removal.trace)]
+
+
+def _claimed(store: ArtifactStore, artifact: str, runs: Collection[str]) -> bool:
+    return claimant(store, ArtifactRef.parse(artifact)) in runs
 
 
 def _unfinished(store: ArtifactStore, older_than_s: float) -> Iterator[Removal]:
@@ -102,6 +114,11 @@ def _check_records(store: ArtifactStore, forgotten: Collection[str]) -> None:
 
 def remove(store: ArtifactStore, removal: Removal) -> None:
     """Carry out a removal. After a crash in between, the same removal is planned again."""
+    with named_disk(store.root.disk):
+        _remove(store, removal)
+
+
+def _remove(store: ArtifactStore, removal: Removal) -> None:
     if removal.label.startswith(f"{layout.RUNS}/"):
         store.root.remove(removal.label)
         return
@@ -110,13 +127,28 @@ def remove(store: ArtifactStore, removal: Removal) -> None:
         return
     ref = ArtifactRef.parse(removal.label)
     if removal.trace:
-        store.root.create(layout.removed(ref), removal_note(ref, removal.reason))
+        _leave_note(store, ref, removal.reason)
     else:
         # The manifest goes first, so that readers see an incomplete artifact; records go last, as they hold its age.
         store.root.remove(layout.manifest(ref))
     store.root.remove_below(ref.path, layout.holds_files)
     if not removal.trace:
         store.root.remove(ref.path)
+
+
+def _leave_note(store: ArtifactStore, ref: ArtifactRef, reason: str) -> None:
+    """Write the note of a removal; while the disk is too full for it, remove shards before."""
+    while True:
+        try:
+            store.root.create(layout.removed(ref), removal_note(ref, reason))
+        except OSError as error:
+            left = _left(store, ref)
+            if not (left and lacks_room(error)):
+                raise
+        else:
+            return
+        # Without the note the artifact counts as damaged, and its removal is planned again.
+        store.root.remove(f"{ref.path}/{left[0]}")
 
 
 def _left(store: ArtifactStore, ref: ArtifactRef) -> list[str]:

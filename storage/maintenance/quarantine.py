@@ -28,11 +28,11 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
         return _put_back(store, problem.path)
     if problem.path == layout.removed(ref):
         return _rewrite_note(store, ref)
-    if problem.path:
+    if problem.kind == "orphaned":
+        paths = [problem.path]
+    elif problem.path:
         # The record of a checkpoint goes before its files, which are ignored without it.
         paths = [f"{problem.path}.json", problem.path]
-    elif problem.kind == "orphaned":
-        paths = [problem.message.partition(" ")[0]]
     else:
         paths = [layout.manifest(ref)]
         if problem.shard is not None:

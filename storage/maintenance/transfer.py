@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flowmill.configs.errors import CommitLostError, RunConflictError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import fits_of
 from flowmill.storage.artifacts.lineage import RunFolder, records_of
+from flowmill.storage.artifacts.mirrored_records import LOGS
 from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.backends.base import PART
 from flowmill.storage.layout import ArtifactRef
@@ -39,39 +40,70 @@ def copy_run(
 
     Returns:
         Counts of artifacts, shards and bytes copied.
+
+    Raises:
+        RunConflictError: the target has another run of this name, other records of it, or another fit, or a process
+            works on that run or removes files there.
+        CommitLostError: the target has a shard with other content, or lost what was copied.
     """
+    # So that no process removes what is copied before the run names it.
+    with RunFolder(target, run).at_work():
+        return _copied(source, target, run, fits, progress)
+
+
+def _copied(
+    source: ArtifactStore,
+    target: ArtifactStore,
+    run: str,
+    fits: Collection[str],
+    progress: Callable[[str, int, int], None],
+) -> dict[str, int]:
     _check_same(source, target, run)
     fitted = _fits(source, target, fits)
     # Records are read first: all artifacts that they name are committed, and are copied below.
     records = records_of(source, run)
+    _check_continued(target, run, records)
     refs = list(dict.fromkeys([*RunFolder(source, run).named(), *fitted.values()]))
-    counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
+    counts, complete = {"artifacts": len(refs), "shards": 0, "bytes": 0}, list[ArtifactRef]()
     for number, ref in enumerate(refs, 1):
         # The manifest is read before the shards, as a later one could name shards that are not copied.
         manifest = source.root.read(layout.manifest(ref))
         gone, lacks = source.removed(ref), target.removed(ref)
         # An artifact that was copied with its files keeps them, if the source removed its own since.
-        complete = target.manifest(ref) is not None and not lacks
+        whole = target.manifest(ref) is not None and not lacks
         # Files that the manifest does not name are left out; a cache has no manifest and is copied whole.
         for record in source.records(ref) if manifest is None else source.shards(ref):
             copied = 0 if gone else _copy_shard(source, target, ref, record, again=lacks)
             counts["shards"] += copied > 0
             counts["bytes"] += copied
             _copy_object(source, target, layout.record(ref, record.shard))
-        if gone and not complete:
+        if gone and not whole:
             _copy_object(source, target, layout.removed(ref))
         elif lacks and not gone:
             # Its files are there again.
             target.root.remove(layout.removed(ref))
         if manifest is not None:
             target.root.create(layout.manifest(ref), manifest)
+            complete.append(ref)
         progress(str(ref), number, len(refs))
     for path in fitted:
         _copy_object(source, target, layout.copy_of(path))
         _copy_object(source, target, path)
+    _check_complete(target, complete)
     for path, data in records.items():
         target.root.create(path, data)
     return counts
+
+
+def _check_complete(target: ArtifactStore, refs: Sequence[ArtifactRef]) -> None:
+    """Raise CommitLostError if the target lacks the manifest of an artifact that was copied."""
+    paths = [layout.manifest(ref) for ref in refs]
+    lost = [path for path, data in zip(paths, target.root.read_many(paths), strict=True) if data is None]
+    if lost:
+        raise CommitLostError(
+            f"'{lost[0]}' is missing in '{target.root.uri}', though it was copied: another program removed it since. "
+            "Copy again."
+        )
 
 
 def _fits(source: ArtifactStore, target: ArtifactStore, names: Collection[str]) -> dict[str, ArtifactRef]:
@@ -97,6 +129,17 @@ def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:
         raise RunConflictError(
             f"{target.root.uri} has another run of the name '{run}', so the two would become one. Copy to another root."
         )
+
+
+def _check_continued(target: ArtifactStore, run: str, records: Mapping[str, bytes]) -> None:
+    """Raise RunConflictError if the target has other records of the run: it was continued in both stores."""
+    paths = [path for path in records if path.split("/")[2] in LOGS]
+    for path, theirs in zip(paths, target.root.read_many(paths), strict=True):
+        if theirs is not None and theirs != records[path]:
+            raise RunConflictError(
+                f"'{path}' in '{target.root.uri}' differs from that of the source: run '{run}' was continued in both "
+                "stores, or a record is damaged ('flowmill store verify' says so). Copy to another root."
+            )
 
 
 def _copy_shard(

@@ -26,7 +26,7 @@ from flowmill.storage.artifacts.lineage import (
 from flowmill.storage.artifacts.records import Manifest, RemovalNote, ShardRecord
 from flowmill.storage.artifacts.remedies import remedy
 from flowmill.storage.backends.checksums import check_size
-from flowmill.storage.layout import KINDS, ArtifactRef
+from flowmill.storage.layout import KINDS, ArtifactRef, is_artifact
 from flowmill.storage.trajectories.arrow_files import arrow_file
 
 #: Records that are requested together.
@@ -37,6 +37,8 @@ _LISTED = 64
 
 def list_artifacts(store: ArtifactStore, aged: Callable[[str], bool] = lambda artifact: True) -> list[dict[str, Any]]:
     """Return one entry per artifact, complete or not, with the runs and epochs whose lineage names it.
+
+    Folders of others next to artifacts, such as ``prompts/images`` of a project, have none.
 
     Args:
         store: the store.
@@ -49,6 +51,8 @@ def list_artifacts(store: ArtifactStore, aged: Callable[[str], bool] = lambda ar
         read = store.root.read_many(paths)
         for ref, data, removed in zip(some, read[::2], read[1::2], strict=True):
             manifest = None if data is None else Manifest.decode(data, layout.manifest(ref))
+            if manifest is removed is None and not any(map(layout.is_of_artifact, store.root.list(ref.path))):
+                continue
             records = None if manifest is not None and not aged(str(ref)) else store.records(ref)
             entry = _entry(ref, uses.get(str(ref), []), manifest, records)
             entries.append({**entry, "removed": removed is not None and store.removed(ref)})
@@ -86,7 +90,7 @@ class Problem:
     message: str
     """The actual content and the expected content."""
     path: str = ""
-    """The only path to quarantine: a run's record, or an optional part of an artifact."""
+    """The only path to quarantine: a run's record, an optional part of an artifact, or what is orphaned."""
 
     @property
     def lacks(self) -> bool:
@@ -183,7 +187,7 @@ def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tup
             count += len(record.files)
     problems += _check_manifest(ref, manifest, digests)
     if manifest is not None:
-        problems += _orphans(ref, left)
+        problems += _orphans(ref, left, {layout.shard_folder(ref, *each) for each in digests.items()})
     return problems, count
 
 
@@ -248,12 +252,19 @@ def _check_record(
     return problems
 
 
-def _orphans(ref: ArtifactRef, left: Collection[str]) -> list[Problem]:
-    """Return the folders of a complete artifact with files that are left, as no record names them."""
-    folders = sorted({name.partition("/")[0] for name in left if layout.holds_files(name)})
+def _orphans(ref: ArtifactRef, left: Collection[str], recorded: Collection[str]) -> list[Problem]:
+    """Return the folders of a complete artifact that no record names; of those that one names, the other files.
+
+    Args:
+        ref: the artifact.
+        left: paths below it of the files that no record names.
+        recorded: the folders that records name.
+    """
+    folders = {name: f"{ref.path}/{name.partition('/')[0]}" for name in left if layout.holds_files(name)}
+    paths = {f"{ref.path}/{name}" if folder in recorded else folder for name, folder in folders.items()}
     return [
-        Problem(ref=ref, shard=None, kind="orphaned", message=f"{ref.path}/{name} is orphaned: no record names it.")
-        for name in folders
+        Problem(ref=ref, shard=None, kind="orphaned", message=f"{path} is orphaned: no record names it.", path=path)
+        for path in sorted(paths)
     ]
 
 
@@ -286,8 +297,9 @@ def _entry(
 
 
 def list_refs(store: ArtifactStore) -> list[ArtifactRef]:
-    """Return every artifact of a store, complete or not."""
-    return [ArtifactRef(kind, name) for kind in KINDS for name in store.root.list(kind)]
+    """Return every artifact of a store, complete or not, by the names of folders alone."""
+    names = [f"{kind}/{name}" for kind in KINDS for name in store.root.list(kind)]
+    return [ArtifactRef.parse(name) for name in names if is_artifact(name)]
 
 
 def find_ref(store: ArtifactStore, name: str) -> ArtifactRef:

@@ -162,7 +162,7 @@ def _groups(rows: Sequence[_Row]) -> list[list[_Row]]:
         size = 0
         groups.append([])
         for row in members:
-            largest = max([array.nbytes for array in row.sample.arrays().values()], default=0)
+            largest = max([array.nbytes for array in row.sample.arrays().values()] + [len(row.encoded)])
             if groups[-1] and size + largest > _PAGE:
                 groups.append([])
                 size = 0

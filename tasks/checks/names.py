@@ -17,6 +17,7 @@ from flowmill.configs.registry import unknown
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import near_path, nearest
+from flowmill.configs.user_directories import user_path
 from flowmill.models.engines import CHAIN_ENGINES, ENGINES
 from flowmill.models.maths import KERNELS, PLANS, SOLVERS
 from flowmill.models.policies import POLICIES
@@ -150,7 +151,7 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
     models = {"model": config.model, **({} if config.render is None else {"render.model": config.render.model})}
     for where, model in models.items():
         path = model.path
-        if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
+        if path is not None and looks_local(path) and not user_path(path).is_dir():
             problem = f"{where}.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"
             yield f"{where}.path", ConfigError(f"{problem}Paths are relative to the config file.")
 

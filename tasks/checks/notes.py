@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_path
 from flowmill.models.memory.language_architectures import language_config, meta_language_model
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.few_steps import few_step_sign
@@ -42,7 +42,7 @@ def training_notes(plan: ResolvedConfig, *, updates: int) -> list[str]:
 def cut_notes(plan: ResolvedConfig) -> list[str]:
     """Return notes on prompts that the tokenizers of a local model truncate; for others 'flowmill run' reports them."""
     model, notes = plan.config.model, list[str]()
-    folder = Path(str(model.path)).expanduser()
+    folder = user_path(str(model.path))
     if model.path is None or not folder.is_dir() or model.policy not in POLICIES:
         return []
     tokenizers = load_tokenizers(folder, readers := plan.family.readers)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.user_directories import user_path
 from flowmill.storage.backends.process_tags import is_gone, tag
 from flowmill.tasks.inputs.weight_sources import PIPELINE
 from flowmill.tasks.runs.context import RunContext
@@ -50,7 +51,7 @@ def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
         over: names of files that may be in it; they are replaced.
     """
     # The folder that a link leads to, on another disk maybe.
-    target = to.expanduser().resolve()
+    target = user_path(to).resolve()
     try:
         if target.exists() and (not target.is_dir() or {file.name for file in target.iterdir()} - {*over}):
             raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")

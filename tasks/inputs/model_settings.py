@@ -13,6 +13,7 @@ from flowmill.configs.model_families import families
 from flowmill.configs.path_types import looks_local
 from flowmill.configs.registry import create, resolve
 from flowmill.configs.suggestions import did_you_mean
+from flowmill.configs.user_directories import user_path
 from flowmill.models.films import is_film
 from flowmill.models.library_loading import read_json
 from flowmill.models.memory.architectures import architecture_of
@@ -65,7 +66,7 @@ def _check_source(plan: ResolvedConfig) -> None:
         raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
     if model.single_files:
         # Names and sizes of tensors are compared; nothing is converted.
-        folder = Path(str(path)).expanduser()
+        folder = user_path(str(path))
         plan.family.check_single_files(model.single_files, folder if folder.is_dir() else None)
     if lora is not None and lora.start is not None:
         # Reading the start adapters checks them.
@@ -85,7 +86,7 @@ def _check_base(plan: ResolvedConfig) -> None:
         shape = builder.latents
         family.check_size(None, settings, unit=None if shape is None else shape[1] * _BUILT_PATCH)
         return
-    folder = Path(str(model.path)).expanduser()
+    folder = user_path(str(model.path))
     if folder.is_dir():
         family.check_folder(folder, settings)
         family.check_options(folder, options)
@@ -148,7 +149,7 @@ def check_reference_images(plan: ResolvedConfig, prompts: Sequence[Prompt]) -> N
     family = config.model.policy
     if not most:
         return
-    folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
+    folder, frames = user_path(str(config.model.path)), config.model.frames
     columns = {
         "prompts.image": config.prompts.image,
         "data.columns.prompt_image": config.data and config.data.prompt_image,
@@ -180,7 +181,7 @@ def check_reference_images(plan: ResolvedConfig, prompts: Sequence[Prompt]) -> N
 def _check_size(plan: ResolvedConfig) -> None:
     """Check that a model of known architecture has positions for an image of the configured size."""
     model = plan.config.model
-    with whole(Path(str(model.path)).expanduser()):
+    with whole(user_path(str(model.path))):
         most = _positions(plan)
     for name, size in (("height", model.height), ("width", model.width)):
         if most is not None and size > most:
@@ -196,7 +197,7 @@ def _positions(plan: ResolvedConfig) -> int | None:
     network = None if model.path is None else architecture_of(model.path)
     if network is not None:
         return int(network.config.get("pos_embed_max_size", 0)) * network.patch * network.latents[1] or None
-    config = Path(str(model.path)).expanduser() / "transformer" / "config.json"
+    config = user_path(str(model.path)) / "transformer" / "config.json"
     most = read_json(config).get("pos_embed_max_size") if config.is_file() else None
     return None if most is None else int(most) * int(plan.family.unit_of(config.parent.parent))
 
@@ -263,9 +264,9 @@ def _check_steps(plan: ResolvedConfig) -> None:
 def _check_chain(plan: ResolvedConfig) -> None:
     """Check that the scheduler of a local folder has levels for every number of steps."""
     config, family, folder = plan.config, plan.family, Path(str(plan.config.model.path))
-    if issubclass(family, DDIMPolicy) and folder.expanduser().is_dir():
+    if issubclass(family, DDIMPolicy) and user_path(folder).is_dir():
         for steps in (config.rollout.steps, config.evaluate.steps or config.rollout.steps):
-            family.noise_range(folder.expanduser(), steps)
+            family.noise_range(user_path(folder), steps)
 
 
 def _divisors(whole: int, near: int) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.path_types import looks_local
+from flowmill.configs.user_directories import user_path
 from flowmill.models.policies.folder_policy import FolderPolicy
 from flowmill.models.weights.lora import LoraSpec, add_lora
 from flowmill.models.weights.quantized import check_stored_whole
@@ -23,7 +24,7 @@ def check_trained(plan: ResolvedConfig) -> None:
     Applies to local folders only; a hub model is checked once it is downloaded.
     """
     config, family = plan.config, plan.family
-    folder = Path(str(config.model.path)).expanduser()
+    folder = user_path(str(config.model.path))
     if config.model.path is None or config.model.single_files or not folder.is_dir():
         return
     lora, trained = plan.lora, family.trained_on_meta(folder)
@@ -44,7 +45,7 @@ def check_trained(plan: ResolvedConfig) -> None:
 def check_teachers(plan: ResolvedConfig) -> None:
     """Check the folders of an algorithm's teachers like the folder of the base model."""
     for name, path in plan.requires.teachers:
-        folder, option = Path(path).expanduser(), f"teachers.{name}" if name else "teacher"
+        folder, option = user_path(path), f"teachers.{name}" if name else "teacher"
         if not folder.is_dir() and looks_local(path):
             raise ConfigError(
                 f"optimize.algorithm.options.{option} '{path}' is no folder. Paths are relative to the config file."

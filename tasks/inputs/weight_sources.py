@@ -11,6 +11,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.folders import files_below
 from flowmill.configs.model import ModelSection
 from flowmill.configs.path_types import looks_local
+from flowmill.configs.user_directories import user_path
 from flowmill.models.weights.lora_files import adapter_files
 from flowmill.storage.backends.file_hash_cache import file_hashes
 from flowmill.storage.layout import PARTS, ArtifactRef
@@ -84,7 +85,7 @@ def single_file_identity(section: ModelSection) -> dict[str, str]:
     """Return the identity of single files: the checksum of each by component."""
     identity = {}
     for component, path in section.single_files.items():
-        file = Path(path).expanduser()
+        file = user_path(path)
         if not file.is_file():
             raise ConfigError(f"model.single_file: there is no file '{path}'. Paths are relative to the config file.")
         identity[component or "file"] = file_hashes(file.parent, [file.name])[file.name]
@@ -93,7 +94,7 @@ def single_file_identity(section: ModelSection) -> dict[str, str]:
 
 def critic_folder(path: str) -> Path:
     """Return the folder of the model a critic starts from; raise ConfigError if it does not exist."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         raise ConfigError(
             f"critic.path '{path}' is no folder, so there is nothing to begin as. Write a model there with "

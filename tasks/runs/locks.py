@@ -54,7 +54,7 @@ def holding(store: ArtifactStore, name: str) -> Iterator[None]:
         with _guard:
             is_first = key not in _locks and key not in _shared
             if is_first:
-                lock.enter_context(store.root.lock(run.lock_path, f"Run '{run.name}'"))
+                lock.enter_context(run.at_work())
                 _locks[key] = lock
         try:
             yield
@@ -101,7 +101,7 @@ def _taken_over(context: RunContext) -> ExitStack:
     if (claim := _locks.pop((root.uri, context.run.name), None)) is not None:
         # Commits check the lease of their own root.
         claim.close()
-    lock.enter_context(root.lock(context.run.lock_path, f"Run '{context.run.name}'"))
+    lock.enter_context(context.run.at_work())
     return lock
 
 
@@ -109,5 +109,5 @@ def refuse_while_executing(store: ArtifactStore, name: str) -> None:
     """Check that no other process executes a run, as a separately started stage would race with it."""
     run = RunFolder(store, name)
     if (key := (store.root.uri, run.name)) not in _locks and key not in _shared:
-        with store.root.lock(run.lock_path, f"Run '{run.name}'"):
+        with run.at_work():
             pass

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flowmill.configs.load import flatten, override_config
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_path
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.inputs.option_paths import config_places, content_of
@@ -80,7 +81,7 @@ def _leads_to_same(facts: RunInputs, setting: str, old: str, new: str) -> bool:
     source = next((each for key, each in RECORDED.items() if _is_below(pattern(setting), key)), None)
     if source is None:
         return _is_same_option(facts, setting, old, new)
-    if not Path(new).expanduser().exists():
+    if not user_path(new).exists():
         return False
     recorded = facts.recorded(source.option, *source.node)
     if recorded is None:

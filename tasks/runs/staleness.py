@@ -111,6 +111,11 @@ def still_read(chain: Chain) -> set[str]:
     return {str(chain.ref(each)) for node in unfinished for each in chain.identity(node).upstream()}
 
 
+def unfinished(chain: Chain) -> set[str]:
+    """Return the artifacts, ``kind/id``, that the missing and stale stages of a run make when it continues."""
+    return {status.artifact for status in statuses(chain) if status.state is not Freshness.FRESH}
+
+
 def due(chain: Chain, node: Node) -> list[StageStatus]:
     """Return stale dependents of a stage, direct or indirect."""
     behind, outdated = {node}, []

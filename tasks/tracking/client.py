@@ -27,6 +27,7 @@ from mlflow.version import VERSION as MLFLOW_VERSION
 from flowmill.configs.answers import ENCODING
 from flowmill.configs.errors import TrackingError
 from flowmill.configs.user_directories import user_cache
+from flowmill.storage.names import below
 from flowmill.tasks.tracking.locations import ARTIFACTS, database_uri, tracking_folder, tracking_uri
 
 #: Scheme of addresses relative to the artifacts' folder.
@@ -38,7 +39,7 @@ class FolderClient(MlflowClient):
 
     def __init__(self, folder: Path) -> None:
         """Open the database, or create it under a temporary name first, a kill leaves no partial file."""
-        database = folder / "mlflow.db"
+        self._database = database = folder / "mlflow.db"
         if not database.exists():
             folder.mkdir(parents=True, exist_ok=True)
             _put(database, _copy_template)
@@ -53,7 +54,7 @@ class FolderClient(MlflowClient):
 
     def log_artifacts(self, run_id: str, local_dir: str, artifact_path: str | None = None) -> None:
         """Copy a folder to a run's artifacts."""
-        self._repository(self.get_run(run_id).info.artifact_uri).log_artifacts(local_dir, artifact_path)
+        self._copy(self.get_run(run_id).info.artifact_uri, local_dir, artifact_path)
 
     def list_artifacts(self, run_id: str, path: str | None = None) -> list[FileInfo]:
         """Return the entries of a folder of a run's artifacts."""
@@ -61,13 +62,31 @@ class FolderClient(MlflowClient):
 
     def log_model_artifacts(self, model_id: str, local_dir: str, artifact_path: str | None = None) -> None:
         """Copy a folder to a logged model's artifacts."""
-        location = self.get_logged_model(model_id).artifact_location
-        self._repository(location).log_artifacts(local_dir, artifact_path)
+        self._copy(self.get_logged_model(model_id).artifact_location, local_dir, artifact_path)
+
+    def _copy(self, location: str, local_dir: str, artifact_path: str | None) -> None:
+        repository = self._repository(location)
+        # MLflow follows links to existing files, unless it copies a single one.
+        for path in Path(repository.artifact_dir).rglob("*"):
+            if path.is_symlink():
+                raise self._misplaced(location, f"'{path}' is a link")
+        repository.log_artifacts(local_dir, artifact_path)
 
     def _repository(self, location: str) -> LocalArtifactRepository:
-        below = location.removeprefix(RELATIVE).lstrip("/")
+        if self._artifacts.is_symlink():
+            raise self._misplaced(location, f"'{self._artifacts}' is a link")
+        try:
+            folder = below(self._artifacts, location.removeprefix(RELATIVE).lstrip("/"))
+        except ValueError as error:
+            raise self._misplaced(location, str(error)) from None
         # MLflow decodes a path as if it were a URI.
-        return LocalArtifactRepository((self._artifacts / below).absolute().as_uri())
+        return LocalArtifactRepository(folder.absolute().as_uri())
+
+    def _misplaced(self, location: str, why: str) -> TrackingError:
+        return TrackingError(
+            f"'{self._database}' places artifacts at '{location}': {why}. Nothing outside '{self._artifacts}' is "
+            "written. Move both away, then 'flowmill track RUN' logs every run again from committed artifacts."
+        )
 
 
 @contextmanager

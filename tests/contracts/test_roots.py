@@ -218,6 +218,24 @@ def test_a_lock_is_held_once(make_root: MakeRoot) -> None:
         pass
 
 
+def test_runs_begin_before_or_after_removals(make_root: MakeRoot) -> None:
+    store = ArtifactStore(make_root())
+    run = RunFolder(ArtifactStore(make_root()), "new")
+    with at_rest(store):
+        with pytest.raises(RunConflictError, match="as 'flowmill store gc' or 'repair' is removing"), run.at_work():
+            pass
+        with (
+            pytest.raises(RunConflictError, match="A 'flowmill store gc' or 'repair'"),
+            at_rest(ArtifactStore(make_root())),
+        ):
+            pass
+    # It has no record yet.
+    with run.at_work(), pytest.raises(RunConflictError, match="Run 'new' is being executed"), at_rest(store):
+        pass
+    with at_rest(store):
+        pass
+
+
 def test_shards_commit_once_whoever_writes(make_root: MakeRoot) -> None:
     stores, records = [ArtifactStore(make_root()) for _ in range(4)], []
 
@@ -250,6 +268,26 @@ class TestS3:
         root = open_backend(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))
         barrier = threading.Barrier(4, timeout=60)
         root.map(lambda item: barrier.wait(), range(4))
+
+    @pytest.mark.parametrize("body", [b"4711", b"", b"[]", b"{}", b'{"holder": null}', b"\xff"])
+    def test_a_lock_file_of_a_copied_store_is_no_lease(self, bucket: str, body: bytes) -> None:
+        root, client = open_backend(StoreSection(root=f"s3://{bucket}")), connection(attempts=3, connect_s=3, read_s=3)
+        client.call_s3("put_object", Bucket=bucket, Key="runs/r/.lock", Body=body)
+        assert not root.locked("runs/r/.lock")
+        with root.lock("runs/r/.lock", "Run 'r'"):
+            assert root.locked("runs/r/.lock")
+
+    def test_markers_of_folders_are_no_files(self, bucket: str) -> None:
+        root, client = open_backend(StoreSection(root=f"s3://{bucket}")), connection(attempts=3, connect_s=3, read_s=3)
+        publish(root, "kind/id/a", one=b"1")
+        for folder in ("kind", "kind/id", "kind/id/a", "kind/id/b"):
+            client.call_s3("put_object", Bucket=bucket, Key=f"{folder}/", Body=b"")
+        assert dict(root.files("kind")) == {"id/a/one": 1}
+        assert root.list("kind/id") == ["a", "b"]
+        for name in ("a", "b"):
+            root.move(f"kind/id/{name}", f"aside/{name}")
+        assert root.list("kind/id") == []
+        assert dict(root.files("aside")) == {"a/one": 1}
 
     def test_all_runs_of_a_store_are_at_rest_or_none(self, bucket: str) -> None:
         store = ArtifactStore(f"s3://{bucket}")

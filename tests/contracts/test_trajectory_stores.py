@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from flowmill.configs.errors import ConfigError, CorruptError
@@ -22,6 +23,7 @@ from flowmill.storage.backends.checksums import hash_file
 from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 from flowmill.storage.trajectories.media import MediaFormat, Sound
+from flowmill.storage.trajectories.parquet import ParquetStore
 from flowmill.storage.trajectories.schema import SAMPLES, read_table, write_table
 from flowmill.storage.trajectories.webdataset import WebDatasetStore
 from tests.support.folder_files import FolderFiles
@@ -236,6 +238,15 @@ def test_a_group_larger_than_a_page_is_split(
     shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         np.testing.assert_array_equal(shard.array("latents", row), sample.latents)
+
+
+def test_a_group_whose_media_are_larger_than_a_page_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowmill.storage.trajectories.parquet._PAGE", 900)
+    monkeypatch.setattr(MediaFormat, "encode", lambda self, media, sound=None: bytes(400))
+    written = [replace(sample, prompt_id="p", latents=None, states=(), steps=()) for sample in samples(7)]
+    write_samples(ParquetStore(), tmp_path, written)
+    groups = pq.read_metadata(tmp_path / "samples.parquet")
+    assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [2, 2, 2, 1]
 
 
 def test_a_payload_of_another_dtype_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_path
 from flowmill.models.engines import LOCAL
 from flowmill.models.maths import SOLVERS
 from flowmill.models.policies.tokenization import check_marks
@@ -35,7 +34,7 @@ def check_diffusion(plan: RunPlan) -> None:
     groups, size = combination.rollout_groups
     check_advantage_effects(config, groups=groups, size=size)
     check_replay(config, requires)
-    folder = Path(str(config.model.path)).expanduser()
+    folder = user_path(str(config.model.path))
     if config.model.path is not None and folder.is_dir():
         check_marks(folder, (prompt.text for prompts in plan.prompts.values() for prompt in prompts))
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import torch
 
 from flowmill.configs.model_families import spec_of
 from flowmill.configs.refusals import Refusal, never_called, refuse
+from flowmill.configs.user_directories import user_path
 from flowmill.models.maths.transitions import Gaussian, Grid
 from flowmill.models.policies import POLICIES
 from flowmill.tasks.algorithms.checks import compared_rows
@@ -282,7 +282,7 @@ def _schedule(combination: Combination) -> Gaussian:
 def _ends(facts: Combination) -> tuple[float, float]:
     """Return the first and last noise level of the family, 1 and 0 by default, or of the model folder's schedule."""
     model = facts.config.model
-    folder = None if model.path is None else Path(model.path).expanduser()
+    folder = None if model.path is None else user_path(model.path)
     if (ends := spec_of(model.policy).noise_range) is None:
         return 1.0, 0.0
     if folder is None or not (folder / "model_index.json").is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.refusals import Refusal, never_called, refuse, set_settings
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_path
 from flowmill.models.engines import LOCAL, make_engine
 from flowmill.models.memory.language_architectures import check_class
 from flowmill.models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
@@ -185,7 +185,7 @@ def _check_base(plan: RunPlan) -> None:
     """Check a local model without its weights: its class, and that its tokenizer, template and context length fit it
     and all prompts."""
     config, family = plan.config, plan.family
-    folder = Path(str(config.model.path)).expanduser()
+    folder = user_path(str(config.model.path))
     family.check_run(config)
     if config.model.path is not None and folder.is_dir():
         check_folder(folder, family.models)
@@ -196,7 +196,7 @@ def _check_base(plan: RunPlan) -> None:
 
 def _check_critic(plan: RunPlan, path: str) -> None:
     config, family = plan.config, plan.family
-    folder, base = critic_folder(path), Path(str(config.model.path)).expanduser()
+    folder, base = critic_folder(path), user_path(str(config.model.path))
     shared = config.optimize.shared_prompts
     check_folder(folder, family.models, label="critic.path")
     check_class(folder, config.model.attention, family, critic=True, shared=shared)

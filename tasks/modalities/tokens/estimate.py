@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from flowmill.configs.schema import RunConfig
+from flowmill.configs.user_directories import user_path
 from flowmill.models.library_loading import quiet_transformers
 from flowmill.models.maths.tokens import Widths
 from flowmill.models.memory import language_models as work_of
@@ -252,7 +252,7 @@ def _lines(
 def _seeing(plan: RunPlan, architecture: Any, *, trained: bool) -> int:
     """Return the bytes of encoding the largest image of the prompts and turns, and of cached features; 0 where
     there are none, or their processor is not here."""
-    folder = Path(str(plan.config.model.path)).expanduser()
+    folder = user_path(str(plan.config.model.path))
     if not folder.is_dir():
         return 0
     prompts = [prompt for split in plan.prompts.values() for prompt in split if prompt.images]
@@ -262,7 +262,7 @@ def _seeing(plan: RunPlan, architecture: Any, *, trained: bool) -> int:
 
 def _prompt_tokens(plan: RunPlan, context: int | None) -> tuple[int, tuple[str, ...]]:
     section, splits = tokens_of(plan.config), plan.prompts
-    folder = Path(str(plan.config.model.path)).expanduser()
+    folder = user_path(str(plan.config.model.path))
     if folder.is_dir():
         return longest_prompt(folder, plan), ()
     room = () if context is None else (context - section.max_new,)

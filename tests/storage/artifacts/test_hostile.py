@@ -27,7 +27,9 @@ from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.artifacts.records import Manifest, ShardRecord
 from flowmill.storage.backends.base import FileEntry
 from flowmill.storage.backends.local import LocalBackend
+from flowmill.storage.backends.process_tags import tag
 from flowmill.storage.layout import ArtifactRef
+from flowmill.storage.maintenance.garbage_collection import Removal, Retention, plan_removals, remove
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.names import below, inside, part
 from flowmill.storage.trajectories.arrays import stored_dtype
@@ -119,6 +121,49 @@ def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     # A root may itself be reached through a link.
     (tmp_path / "alias").symlink_to(tmp_path / "root")
     assert LocalBackend(str(tmp_path / "alias")).create("inside/x", b"x")
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    root = LocalBackend(str(tmp_path))
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "x")
+    for use in (root.read, root.locked, lambda path: root.lock(path, "Run 'r'").__enter__()):
+        with pytest.raises(StoreError, match="/a/x' is a pipe or a device"):
+            use("a/x")
+    with pytest.raises(CorruptError, match="is missing"):
+        root.fetch("a", FileEntry(name="x", size=0, xxh3="0" * 32))
+    assert root.read("y") is root.read("a") is None
+
+
+@pytest.mark.parametrize("name", ["started", "seconds", "model_seconds", "model_flops", "peak_flops"])
+@pytest.mark.parametrize("value", ["x", None, [0], {}, 1e308, 10**400])
+def test_times_of_records_are_numbers(name: str, value: object) -> None:
+    record = {"shard": "s", "digest": "0" * 32, "rows": 1, "files": [], "artifact": "rewards/abc"}
+    path = "rewards/abc/_shards/s.json"
+    assert ShardRecord.decode(seal({**record, "producer": {name: 1, "host": "h"}}), path).producer[name] == 1
+    with pytest.raises(CorruptError, match=f"is not a commit record.*'{name}' is no number"):
+        ShardRecord.decode(seal({**record, "producer": {name: value}}), path)
+
+
+def test_a_linked_staging_folder_is_refused_and_nothing_there_is_removed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "runs").mkdir(parents=True)
+    (root / ".staging").symlink_to("..")
+    host, machine, _, _, number = tag().split("~")
+    kept = tmp_path / "~".join((host, machine, "1", "0", number))
+    kept.write_text("x")
+    os.utime(kept, (0, 0))
+    store = ArtifactStore(str(root))
+    removal = Removal(label=f".staging/{kept.name}", size=1, reason="", trace=False)
+    for use in (
+        lambda: store.root.create("runs/x", b"x"),
+        lambda: plan_removals(store, Retention()),
+        lambda: remove(store, removal),
+        store.root.sweep,
+    ):
+        with pytest.raises(StoreError, match=r"is a link to '\.\.'"):
+            use()
+    assert kept.exists()
 
 
 def test_a_copied_run_stays_inside_its_target(make_config: ConfigFactory, tmp_path: Path) -> None:

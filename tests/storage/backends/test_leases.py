@@ -247,8 +247,10 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
         names["another of the same number"],
     }
     old = time.time() - 8 * 86400
-    os.utime(staging.folder / "notes", (old, old))
+    for name in ("another host", "of anybody"):
+        os.utime(staging.folder / names[name], (old, old))
     assert staging.sweep() == 1
+    assert (staging.folder / "notes").exists(), "flowmill did not make it"
     (staging.folder / names["dead"]).mkdir()
     Staging(tmp_path)
     assert not (staging.folder / names["dead"]).exists(), "whoever writes next removes it"

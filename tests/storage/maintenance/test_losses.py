@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import CorruptError, StoreError
+from flowmill.configs.errors import CorruptError, RunConflictError, StoreError
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checksummed_json import seal, unseal
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -21,6 +21,7 @@ from flowmill.storage.artifacts.mirrored_records import lost_newest, write
 from flowmill.storage.backends.process_tags import tag
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from flowmill.storage.maintenance.quarantine import quarantine
+from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.maintenance.verify import find_problems
 
 CONFIGS = ({"run": {"epochs": 1}}, {"run": {"epochs": 2}}, {"run": {"epochs": 3}})
@@ -255,25 +256,58 @@ def test_lost_preferences_and_rated_samples_are_seen_though_no_lineage_names_the
     assert "'flowmill rate RUN' makes it of the answers of a run" in messages[0]
 
 
+def test_records_that_are_written_meanwhile_are_not_lost(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, files = fresh(run).store, run.store.root.files
+
+    def write_after(path: str) -> Mapping[str, int]:
+        listed = files(path)
+        if path.endswith("copies"):
+            run.append(entry(len(run.entries()), "e"))
+        return listed
+
+    monkeypatch.setattr(store.root, "files", write_after)
+    for _ in range(2):
+        assert damaged_records(store) == []
+    assert len(run.entries()) == 6
+
+
+@pytest.mark.parametrize("series", ["lineage", "configs", "preferences", "ratings"])
+def test_a_run_that_was_continued_in_two_stores_is_not_copied(run: RunFolder, tmp_path: Path, series: str) -> None:
+    target = ArtifactStore(str(tmp_path / "target"))
+    copy_run(run.store, target, run.name, progress=lambda *about: None)
+    other = RunFolder(target, run.name)
+    if series == "lineage":
+        other.append(entry(9, "a"))
+        run.append(entry(9, "b"))
+    else:
+        other.add(series, {"artifact": "preferences/aaaaaaaa"})
+        run.add(series, {"artifact": "preferences/bbbbbbbb"})
+    before = state(other)
+    with pytest.raises(RunConflictError, match=f"runs/r/{series}/.*json' in .* was continued in both"):
+        copy_run(run.store, target, run.name, progress=lambda *about: None)
+    assert state(other) == before
+
+
 def test_unfinished_files_go_when_their_process_is_gone_or_of_another_machine_and_old(run: RunFolder) -> None:
     staging = Path(run.store.root.uri) / ".staging"
     host, machine, pid, start, number = tag().split("~")
-    own, young = ("~".join((each, machine, pid, start, name)) for each, name in ((host, number), ("other", "young")))
+    own, young = ("~".join((each, machine, pid, start, name)) for each, name in ((host, number), ("other", "f" * 32)))
     ended = subprocess.Popen(["true"])
     ended.wait()
     for name, hours in {
         own: 23,
-        "~".join((host, machine, str(ended.pid), "1", "ended")): 2,
-        "~".join(("other", machine, pid, start, "old")): 25,
+        "~".join((host, machine, str(ended.pid), "1", "e" * 32)): 2,
+        "~".join(("other", machine, pid, start, "0" * 32)): 25,
         young: 23,
+        "thesis": 500,
     }.items():
         (staging / name / "part").mkdir(parents=True)
         (staging / name / "part" / "file").write_bytes(b"12345")
         for path in (staging / name / "part" / "file", staging / name / "part", staging / name):
             os.utime(path, (time.time() - hours * 3600,) * 2)
     removals = [each for each in plan_removals(run.store, Retention()) if each.label.startswith(".staging/")]
-    said = {each.label.rpartition("~")[2]: (each.size, each.reason.rpartition(", ")[2]) for each in removals}
-    assert said == {"ended": (5, "unchanged for 2 h 0 min"), "old": (5, "unchanged for 25 h 0 min")}
+    said = {each.label[-1]: (each.size, each.reason.rpartition(", ")[2]) for each in removals}
+    assert said == {"e": (5, "unchanged for 2 h 0 min"), "0": (5, "unchanged for 25 h 0 min")}
     for each in removals:
         remove(run.store, each)
-    assert sorted(path.name for path in staging.iterdir()) == sorted([own, young])
+    assert sorted(path.name for path in staging.iterdir()) == sorted([own, young, "thesis"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flowmill.configs.errors import (
+    CommitLostError,
     ConfigError,
     CorruptError,
     NotCommittedError,
@@ -26,10 +28,10 @@ from flowmill.flows.cli.store import gc, repair
 from flowmill.storage import layout
 from flowmill.storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
 from flowmill.storage.artifacts.commit import ArtifactStore
-from flowmill.storage.artifacts.lineage import RunFolder
+from flowmill.storage.artifacts.lineage import RunFolder, list_runs
 from flowmill.storage.artifacts.records import removal_note
 from flowmill.storage.layout import ArtifactRef
-from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals, remove
+from flowmill.storage.maintenance.garbage_collection import Removal, Retention, plan_removals, remove
 from flowmill.storage.maintenance.quarantine import leave_trace, quarantine
 from flowmill.storage.maintenance.transfer import copy_run
 from flowmill.storage.maintenance.verify import find_problems, verify_store
@@ -45,7 +47,7 @@ from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.stages.stage_run import StageRun
 from pages import schema_page
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
-from tests.support.inside import make_stage, prepare, run_epoch, run_stage
+from tests.support.inside import make_stage, prepare, run_epoch, run_stage, stage_run
 
 
 @pytest.fixture
@@ -162,6 +164,21 @@ def test_orphans_are_named_and_set_aside(context: RunContext) -> None:
     quarantine(context.store, problem)
     assert find_problems(context.store, deep=True) == []
     assert list(Path(context.store.root.uri, "quarantine").rglob("samples.tar"))
+
+
+def test_a_stray_file_or_copy_leaves_the_shard_it_lies_with(context: RunContext) -> None:
+    _, folder = folder_of(context, "rollout", 1)
+    (shard, *_) = folder.glob("000000-*")
+    (shard / ".DS_Store").touch()
+    copy = Path(shutil.copytree(shard, f"{shard} copy"))
+    problems = find_problems(context.store, deep=True)
+    assert {problem.path for problem in problems} == {
+        str(path.relative_to(context.store.root.uri)) for path in (shard / ".DS_Store", copy)
+    }
+    assert not any(problem.lacks for problem in problems)
+    for problem in problems:
+        assert quarantine(context.store, problem) == [problem.path]
+    assert find_problems(context.store, deep=True) == []
 
 
 def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> None:
@@ -299,6 +316,61 @@ def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
     pytest.fail("it never ends")
 
 
+def test_files_of_others_next_to_artifacts_stay(tmp_path: Path) -> None:
+    store, ref = two_shards(tmp_path)
+    root = Path(store.root.uri)
+    images = root / "prompts" / "images"
+    images.mkdir(parents=True)
+    others = [root / "rewards" / ".DS_Store", images / "a-1.png", root / "prompts" / "list.txt"]
+    for path in others:
+        path.touch()
+    # Of a process that was killed before its first record.
+    (root / "policies" / "abc" / f"policy-{'0' * 12}").mkdir(parents=True)
+    removals = plan_removals(store, Retention(older_than_s=0))
+    assert {removal.label for removal in removals} == {str(ref), "policies/abc"}
+    for removal in removals:
+        remove(store, removal)
+    assert all(path.exists() for path in others)
+    assert verify_store(store, deep=True)["problems"] == []
+
+
+@pytest.mark.parametrize("shards_left", [1, 0, None])
+def test_files_are_removed_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards_left: int | None
+) -> None:
+    """A note has room when only so many shards are left, or never."""
+    store, ref = two_shards(tmp_path)
+    removal, create = Removal(label=str(ref), size=2, reason="r", trace=True), store.root.create
+
+    def folders() -> int:
+        return len(list((tmp_path / "s" / ref.path).glob("[01]-*")))
+
+    def full(path: str, data: bytes) -> bool:
+        if shards_left is None or folders() > shards_left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(path, data)
+
+    monkeypatch.setattr(store.root, "create", full)
+    if shards_left is None:
+        with pytest.raises(StoreError, match=r"/s': No space left on device\. Committed data stays"):
+            remove(store, removal)
+    else:
+        remove(store, removal)
+        assert find_problems(store, deep=True) == []
+    assert (folders(), store.removed(ref)) == (0, shards_left is not None)
+
+
+def test_a_lock_is_taken_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = ArtifactStore(str(tmp_path)).root
+
+    def full(*about: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flowmill.storage.backends.local.os.write", full)
+    with root.lock("runs/r/.lock", "Run 'r'"):
+        assert root.locked("runs/r/.lock")
+
+
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_damaged_checkpoint_is_seen_and_set_aside(tmp_path: Path, deep: bool) -> None:
     store, ref = ArtifactStore(str(tmp_path / "s")), ArtifactRef("policies", "0" * 32)
@@ -396,6 +468,27 @@ def test_unnamed_artifacts_stay_while_they_are_young(context: RunContext) -> Non
         (folder / "policy.safetensors").write_text("x")
         commit_checkpoint(context.store, training, 3, folder)
     assert plan_removals(context.store, Retention()) == []
+
+
+def test_shards_of_an_interrupted_stage_stay_until_its_run_is_forgotten(
+    context: RunContext, make_config: ConfigFactory
+) -> None:
+    context = prepare(make_config("run.epochs=3"))
+    store, rollout = context.store, stage_run(context, "rollout", 3)
+    rollout.run_shards(rollout.pending()[:1])
+    claim = Path(store.root.uri) / layout.claim(rollout.ref)
+
+    def collect(*forget: str) -> list[str]:
+        gc(root=store.root.uri, forget=list(forget), older_than=-1.0, delete=True)
+        return store.committed(rollout.ref)
+
+    whole = claim.read_bytes()
+    assert len(collect()) == 1
+    assert plan_removals(store, Retention(older_than_s=-1)) == [], "the claim alone holds it"
+    claim.unlink()
+    assert len(collect()) == 1, "the run makes it next"
+    claim.write_bytes(whole)
+    assert collect("small") == []
 
 
 def test_a_copied_run_is_the_same_run(context: RunContext, tmp_path: Path) -> None:
@@ -587,6 +680,22 @@ def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory
     # Once more, and the rest comes too.
     copy_run(context.store, target, "small", progress=lambda *about: None)
     assert open_run(target.root.uri, "small", reads=True).chain.digest() == context.chain.digest()
+
+
+def test_what_is_copied_is_not_removed_meanwhile(context: RunContext, tmp_path: Path) -> None:
+    target = ArtifactStore(str(tmp_path / "copy"))
+
+    def collect(artifact: str, done: int, total: int) -> None:
+        with pytest.raises(RunConflictError, match="Run 'small' is being executed"):
+            gc(root=target.root.uri, older_than=-1.0, delete=True)
+        if done == total:
+            target.root.remove(layout.manifest(context.policy_ref(1)))
+
+    with pytest.raises(CommitLostError, match="though it was copied"):
+        copy_run(context.store, target, "small", progress=collect)
+    assert list_runs(target) == []
+    copy_run(context.store, target, "small", progress=lambda *about: None)
+    assert verify_store(target, deep=True)["problems"] == []
 
 
 def test_a_copy_does_not_mix_two_runs_of_a_name(make_config: ConfigFactory, tmp_path: Path) -> None:

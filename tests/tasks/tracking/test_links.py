@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flowmill.configs.errors import TrackingError
 from flowmill.flows import artifacts
 from flowmill.tasks.tracking.client import RELATIVE, FolderClient
 from flowmill.tasks.tracking.locations import UI_ADDRESS, database_uri, served_at, ui_page
@@ -52,6 +53,29 @@ def test_what_prefect_shows_can_be_clicked(show: object, monkeypatch: pytest.Mon
     assert "flowmill ui --root '/my store'" in shown[0]
     show("run", "/my store", "http://tracker.example/#/runs/1")
     assert "[MLflow run](http://tracker.example/#/runs/1)" in shown[1]
+
+
+@pytest.mark.parametrize("case", ["location", "folder", "file"])
+def test_nothing_is_written_outside_the_folder(tmp_path: Path, case: str) -> None:
+    folder, outside, note = tmp_path / "store", tmp_path / "outside", tmp_path / "model" / "note.txt"
+    for each in (folder, outside, note.parent):
+        each.mkdir()
+    note.write_text("text")
+    client = FolderClient(folder)
+    place = "../../outside" if case == "location" else "one"
+    run = client.create_run(client.create_experiment("one", artifact_location=f"{RELATIVE}/{place}")).info.run_id
+    if case == "folder":
+        (folder / "mlflow-artifacts").symlink_to(outside)
+    elif case == "file":
+        target = folder / "mlflow-artifacts" / "one" / run / "artifacts" / "note.txt"
+        target.parent.mkdir(parents=True)
+        target.symlink_to(outside / "note.txt")
+    with pytest.raises(TrackingError, match="Nothing outside"):
+        client.log_artifacts(run, str(note.parent))
+    if case != "file":
+        with pytest.raises(TrackingError, match="Nothing outside"):
+            client.log_artifact(run, str(note))
+    assert list(outside.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["50%20off", "a?b=c", "a#b", "a b", "über", "a+b&c;", "[a]{b}", "a:b", "~a", "'a\"b"])
