@@ -216,16 +216,20 @@ def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collect
 
 
 def _due(store: ArtifactStore, forgotten: Collection[str], *, trusted: bool) -> set[str]:
-    from flowmill.configs.errors import FlowmillError
+    from flowmill.configs.errors import FlowmillError, TrustError
     from flowmill.storage.artifacts.lineage import list_runs
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import unfinished
 
     def made(name: str) -> set[str]:
-        # A run that cannot be opened does not continue.
-        with contextlib.suppress(FlowmillError):
+        try:
             return unfinished(open_run(store.root.uri, name, reads=True, trusted=trusted).chain)
-        return set()
+        except TrustError:
+            # Its owner may continue it.
+            raise
+        except FlowmillError:
+            # A run that cannot be opened does not continue.
+            return set()
 
     return set[str]().union(*store.root.map(made, [name for name in list_runs(store) if name not in forgotten]))
 
