@@ -34,6 +34,11 @@ def check_cancelled() -> None:
         )
 
 
+def was_stopped(error: BaseException) -> bool:
+    """Return whether a cancellation or a signal caused an error."""
+    return isinstance(error, CancelledError) or signal_behind(error) is not None
+
+
 def signal_behind(error: BaseException) -> KeyboardInterrupt | StopSignal | TerminationSignal | None:
     """Return the signal's exception among the causes of an error; None if no signal caused it.
 
