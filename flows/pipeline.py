@@ -121,8 +121,8 @@ def train(session: Session, callbacks: RunCallbacks) -> None:
         if plan.is_evaluated(epoch):
             evaluate(session, callbacks, plan, epoch=epoch)
         callbacks.ended(epoch)
-    run_stage(session, Node(plan.config.run.epochs, "export"))
-    callbacks.exported(plan.config.run.epochs)
+    _, reused = run_stage(session, Node(plan.config.run.epochs, "export"))
+    callbacks.exported(plan.config.run.epochs, new=not reused)
 
 
 def evaluate(session: Session, callbacks: RunCallbacks, plan: RunPlan, *, epoch: int) -> None:
