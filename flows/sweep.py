@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.settings import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flowmill.configs.errors import CancelledError, TrackingError, WorkerError
@@ -27,6 +25,7 @@ from flowmill.flows.chained import chained
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import PipelineRequest, StageRequest, SweepRequest
 from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled
+from flowmill.flows.server import environment_of_child
 from flowmill.flows.stages import FLOWS
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.launch import stop_trees
@@ -195,7 +194,7 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
         raise WorkerError("the sweep was stopped before it")
     process = subprocess.Popen(
         [sys.executable, "-m", "flowmill.flows.cli", *arguments, "--quiet"],
-        env={**os.environ, "PREFECT_API_URL": str(get_current_settings().api.url)},
+        env=environment_of_child(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -203,9 +203,7 @@ def gc(
     console.print(f"{len(removals)} entries, {total}" + ("" if delete else "; nothing removed yet, say --delete"))
 
 
-def _still_read(
-    store: ArtifactStore, names: Collection[str], forgotten: Collection[str], *, trusted: bool
-) -> set[str]:
+def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collection[str], *, trusted: bool) -> set[str]:
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import still_read
 

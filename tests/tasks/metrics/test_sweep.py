@@ -20,7 +20,7 @@ from flowmill.configs.errors import CancelledError, ConfigError, RunConflictErro
 from flowmill.configs.exits import StopSignal
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import PromptSource, PromptsSection
-from flowmill.flows import sweep
+from flowmill.flows import server, sweep
 from flowmill.flows.cli import sweep as command
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
@@ -134,6 +134,24 @@ def test_a_variant_that_failed_is_no_variant_that_is_done(
     for _ in range(10):
         with pytest.raises(WorkerError, match=error) if error else nullcontext():
             sweep.run_variant.fn(["run"], threading.Event())
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_a_variant_in_a_process_of_its_own_has_the_conditions_of_this_one(
+    is_temporary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the working directory shadow no library, and no address of a temporary server is passed on."""
+    command = tmp_path / "python"
+    command.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    monkeypatch.setattr(server, "_temporary", [server] * is_temporary)
+    sweep.run_variant.fn(["run"], threading.Event())
+    variables = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
+    assert variables["PYTHONSAFEPATH"] == "1"
+    monkeypatch.setattr(server, "_temporary", [])
+    monkeypatch.setattr(os, "environ", variables)
+    assert server.has_lasting_api() is not is_temporary
 
 
 def test_a_variant_that_is_stopped_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
