@@ -20,7 +20,7 @@ from flowmill.configs.load import override_config
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import process_state
 from flowmill.flows.callbacks import report_of
-from flowmill.flows.cancellation import check_cancelled, signal_behind, was_stopped
+from flowmill.flows.cancellation import cancels_parts, check_cancelled, signal_behind, was_stopped
 from flowmill.flows.chained import chained
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import PipelineRequest, StageRequest, SweepRequest
@@ -52,7 +52,7 @@ _TAIL = 5
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return their outcomes, best first, and the report if it could be drawn."""
-    with scheduled(request) as result:
+    with scheduled(request) as result, cancels_parts():
         make_up_for_missed()
         result.value = _sweep(request)
     return result.value
