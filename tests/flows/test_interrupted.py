@@ -24,6 +24,7 @@ from flowmill.configs.errors import CancelledError
 from flowmill.configs.exits import StopSignal
 from flowmill.flows import cancellation, scheduled_runs, sweep
 from flowmill.flows.cli import signals
+from flowmill.flows.cli.error_reporting import report_errors
 from flowmill.flows.cli.signals import terminable
 from flowmill.flows.requests import PipelineRequest, SweepRequest
 from flowmill.flows.run_in_process import stop_if_interrupted
@@ -188,6 +189,13 @@ def test_a_variant_at_work_stops_when_its_sweep_is_cancelled(monkeypatch: pytest
     monkeypatch.setattr(sweep, "_sweep", variants)
     sweep.sweep.fn(SweepRequest(config="digits"))
     assert look() == ["variant"]
+
+
+def test_a_stopped_sweep_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["flowmill", "sweep", "digits", "--grid", "run.seed=1,2"])
+    with pytest.raises(StopSignal), report_errors():
+        raise StopSignal(143)
+    assert "the same command again:\n  flowmill sweep digits --grid run.seed=1,2\n" in capsys.readouterr().err
 
 
 def test_an_error_alone_is_not_an_interruption() -> None:
