@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
@@ -44,7 +45,7 @@ def check_cancelled() -> None:
                 _check(each)
 
 
-def _check(asked: str) -> None:
+def _check(asked: Any) -> None:
     _last[asked] = time.monotonic()
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(asked).state
