@@ -12,7 +12,7 @@ from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
 from flowmill.configs.escaping import command, in_code, in_link, in_markdown
-from flowmill.configs.fingerprint import canonical_json
+from flowmill.configs.fingerprint import canonical_json, fingerprint
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.tracking.locations import REPORT, ui_page
 
@@ -80,8 +80,9 @@ def announce(label: str, run: str, *, once: str | None = None, **payload: Any) -
 
 
 def _key(run: str, label: str) -> str:
-    """Return the key of an artifact; Prefect allows only these characters."""
-    return re.sub("[^a-z0-9]+", "-", f"{run.lower()}-{label}").strip("-")
+    """Return the key of an artifact; Prefect allows only these characters, so names with others get a digest."""
+    name = re.sub("[^a-z0-9]+", "-", run.lower()).strip("-")
+    return "-".join(filter(None, [name, "" if name == run else fingerprint(run)[:6], label]))
 
 
 def flow_run_tags() -> dict[str, str]:

@@ -72,10 +72,11 @@ class RunCallbacks:
         waited = waited_in_words(self._context.ledger.waited_share())
         self._context.reporter.progress(how, epoch, epoch, self._epochs, f"{rewards}{waited}")
 
-    def exported(self, epoch: int) -> None:
-        """Register the exported model."""
+    def exported(self, epoch: int, *, new: bool) -> None:
+        """Register the exported model, and announce one that is new: an event acts each time, also of a known id."""
         self._tracker.log_export(epoch)
-        announce("exported", self._run, epoch=epoch)
+        if new:
+            announce("exported", self._run, epoch=epoch)
 
     def report(self) -> None:
         """Log the run's report, if the config enables it, and show its location."""

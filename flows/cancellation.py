@@ -6,7 +6,11 @@ the API. No other process can reach the temporary API of a run without a server,
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
@@ -17,21 +21,43 @@ from flowmill.configs.exits import StopSignal, is_interruption
 from flowmill.flows.server import has_lasting_api
 
 _EVERY_S = 2.0
-_last = [0.0]
+#: When each flow run was last asked for.
+_last: dict[str, float] = {}
+#: The flow runs that this one is part of, from the outermost on.
+_outer: ContextVar[tuple[str, ...]] = ContextVar("outer", default=())
+
+
+@contextlib.contextmanager
+def cancels_parts() -> Iterator[None]:
+    """Check this flow run in the flows that it calls inside the block too: Prefect cancels the outer one alone."""
+    token = _outer.set((*_outer.get(), *([str(flow_run.id)] if flow_run.id else [])))
+    try:
+        yield
+    finally:
+        _outer.reset(token)
 
 
 def check_cancelled() -> None:
-    """Ask the API, at most every two seconds, whether this flow run is being cancelled."""
-    now = time.monotonic()
-    if not has_lasting_api() or now - _last[0] < _EVERY_S or not flow_run.id:
-        return
-    _last[0] = now
+    """Ask the API, at most every two seconds, whether this flow run or one that it is part of is being cancelled."""
+    if has_lasting_api():
+        for each in dict.fromkeys((*_outer.get(), flow_run.id)):
+            if each and time.monotonic() - _last.get(each, -_EVERY_S) >= _EVERY_S:
+                _check(each)
+
+
+def _check(asked: Any) -> None:
+    _last[asked] = time.monotonic()
     with get_client(sync_client=True) as client:
-        state = client.read_flow_run(flow_run.id).state
+        state = client.read_flow_run(asked).state
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
         raise CancelledError(
             "The flow run was cancelled. Everything committed stays; run the same command to continue."
         )
+
+
+def was_stopped(error: BaseException) -> bool:
+    """Return whether a cancellation or a signal caused an error."""
+    return isinstance(error, CancelledError) or signal_behind(error) is not None
 
 
 def signal_behind(error: BaseException) -> KeyboardInterrupt | StopSignal | TerminationSignal | None:

@@ -17,9 +17,12 @@ from prefect.utilities.callables import parameter_schema
 from flowmill.flows.deployment_list import OFF, OWN_TAGS, requested, shown_schedule, tags
 from flowmill.flows.requests import DeployRequest
 from flowmill.flows.schedule_parser import Rule, schedule_text
+from flowmill.flows.subjects import SUBJECTS
 
 #: Slug of the schedule that ``deploy`` sets; the user or ``prefect.yaml`` set all others.
 SLUG = "flowmill"
+#: The working directory of flows in containers, which see no folder of this machine.
+IN_CONTAINERS = "/"
 _FOLDER = "prefect.deployments.steps.set_working_directory"
 _MISSING = "-"
 
@@ -60,6 +63,19 @@ class Deployed:
         only = steps[0] if len(steps) == 1 and isinstance(steps[0], dict) else {}
         place = only.get(_FOLDER) or {}
         return place.get("directory") if isinstance(place, dict) else None
+
+    def new_folder(self, request: DeployRequest) -> str | None:
+        """Return the working directory that a request gives it, whose ``kind`` is the type of its pool; None: its own.
+
+        That of the command, if it names the config, run or root, whose paths are relative to it, or another pool.
+        Customized pull steps stay, and without a named pool those of containers.
+        """
+        named, pool = taken(self.entry, request.parameters), request.pool
+        if self.folder is None or (pool is None and IN_CONTAINERS in (self.folder, request.folder or IN_CONTAINERS)):
+            return None
+        moves = request.folder is None or pool not in (None, self.there.work_pool_name)
+        folder = (request.folder or IN_CONTAINERS) if moves or any(each in named for each in SUBJECTS) else None
+        return None if folder == self.folder else folder
 
     @property
     def scheduled(self) -> bool:
@@ -146,9 +162,7 @@ def edit(current: Deployed, request: DeployRequest, *, rule: Rule | None) -> Edi
     if rule is not None:
         lines.append(Change(current.name, "schedule", before, schedule_text(rule) + off, asks=own is not None))
     variables = there.job_variables or {}
-    # Customized pull steps stay, and the folder of containers while no pool is named.
-    stays = current.folder is None or (current.folder == "/" and request.pool is None)
-    folder = None if stays else request.folder
+    folder = current.new_folder(request)
     for label, now, then, sent in (
         ("pool", there.work_pool_name, request.pool, {"work_pool_name": request.pool}),
         ("image", variables.get("image"), request.image, {"job_variables": {**variables, "image": request.image}}),

@@ -26,7 +26,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import quoted
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.flows.api import named_server
-from flowmill.flows.deployment_diff import SLUG, Change, Deployed, Edit, edit, request_fields, taken
+from flowmill.flows.deployment_diff import IN_CONTAINERS, SLUG, Change, Deployed, Edit, edit, request_fields, taken
 from flowmill.flows.deployment_list import UNKNOWN, Listed, listed, tags
 from flowmill.flows.requests import GPU_SLOTS, DeployRequest
 from flowmill.flows.schedule_parser import Rule, read_schedule
@@ -137,6 +137,7 @@ def _subjects(entries: Sequence[Entry], request: DeployRequest) -> list[Subject]
             there=None if there is None else there.parameters,
             requested=taken(entry, request.parameters),
             defaults=taken(entry, request.defaults),
+            moved=there is not None and there.new_folder(request) is not None,
         )
         for entry, there in entries
     ]
@@ -201,7 +202,7 @@ def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | Non
         schedules=[DeploymentScheduleCreate(schedule=schedule, slug=SLUG)] if schedule else usual,
     )
     # Otherwise a worker would copy its whole working directory, including the store, for every flow run.
-    deployment.storage = LocalStorage(request.folder or "/")
+    deployment.storage = LocalStorage(request.folder or IN_CONTAINERS)
     try:
         deployment.apply(work_pool_name=request.pool or _POOL, image=request.image)
     except DeploymentApplyError as error:

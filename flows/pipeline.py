@@ -10,11 +10,11 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flowmill.configs.errors import CancelledError, StoppedError
+from flowmill.configs.errors import StoppedError
 from flowmill.flows import process_state
 from flowmill.flows.artifacts import flow_run_tags
 from flowmill.flows.callbacks import RunCallbacks
-from flowmill.flows.cancellation import signal_behind
+from flowmill.flows.cancellation import was_stopped
 from flowmill.flows.chained import chained, resolved_config
 from flowmill.flows.requests import ContinueRequest, PipelineRequest
 from flowmill.flows.rollouts import Rollouts
@@ -94,7 +94,7 @@ def training_run(
             yield session, callbacks
             status = "FINISHED"
         except BaseException as error:
-            if isinstance(error, CancelledError) or signal_behind(error) is not None:
+            if was_stopped(error):
                 status = "KILLED"
             by_alert = isinstance(error, StoppedError)
             note_state(context, "held" if by_alert else "stopped" if status == "KILLED" else "failed", error)
@@ -121,8 +121,8 @@ def train(session: Session, callbacks: RunCallbacks) -> None:
         if plan.is_evaluated(epoch):
             evaluate(session, callbacks, plan, epoch=epoch)
         callbacks.ended(epoch)
-    run_stage(session, Node(plan.config.run.epochs, "export"))
-    callbacks.exported(plan.config.run.epochs)
+    _, reused = run_stage(session, Node(plan.config.run.epochs, "export"))
+    callbacks.exported(plan.config.run.epochs, new=not reused)
 
 
 def evaluate(session: Session, callbacks: RunCallbacks, plan: RunPlan, *, epoch: int) -> None:

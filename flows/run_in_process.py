@@ -36,10 +36,10 @@ def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
     prepare_environment(threads)
     from prefect.context import FlowRunContext
 
-    from flowmill.flows import process_state
+    from flowmill.flows import cancellation, process_state
 
     if FlowRunContext.get() is not None:
-        with process_state.shown_by(process_state.LogReporter()):
+        with process_state.shown_by(process_state.LogReporter()), cancellation.cancels_parts():
             return outcome(flow(request, return_state=True))
     from flowmill.flows.console import console
     from flowmill.flows.progress import display

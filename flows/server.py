@@ -91,10 +91,20 @@ def _write_error(folder: Path) -> OSError | None:
 
 def has_lasting_api() -> bool:
     """Return whether the Prefect API is reachable by other processes and outlives this one."""
-    return not _temporary
+    return not _temporary and _TEMPORARY not in os.environ
+
+
+def environment_of_child() -> dict[str, str]:
+    """Return the environment of a process of ours that uses this process's Prefect server."""
+    from prefect.settings import get_current_settings
+
+    server = {"PREFECT_API_URL": str(get_current_settings().api.url)}
+    return own_environment() | server | ({} if has_lasting_api() else {_TEMPORARY: "1"})
 
 
 _temporary: list[LocalApi] = []
+#: Set in processes whose PREFECT_API_URL is the temporary server of another.
+_TEMPORARY = "FLOWMILL__TEMPORARY_API"
 #: ``python -m uvicorn`` with rare garbage collection, which starts a third faster and ends sooner.
 _UVICORN = (
     f"import atexit, gc, runpy; gc.set_threshold{RARELY}; atexit.register(gc.freeze); "

@@ -30,7 +30,7 @@ from flowmill.tasks.execution.rank_executor import RankExecutor
 from flowmill.tasks.execution.runners import make_runner
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.metrics.describe import StageResult, describe_stage
-from flowmill.tasks.runs.extension import chosen_epoch, extend
+from flowmill.tasks.runs.extension import chosen_epoch, extend_for
 from flowmill.tasks.runs.locks import executing_stage
 from flowmill.tasks.runs.opening import open_run
 from flowmill.tasks.runs.stage_selection import named_stages
@@ -269,7 +269,7 @@ def _run_stage(name: str, request: StageRequest) -> list[StageResult]:
         run = open_run(request.root, request.run, reads=True, trusted=trusted)
         epoch = chosen_epoch(run, name, request.epoch)
         if request.epoch == "next" and not request.overrides:
-            extend(run, epoch)
+            extend_for(run, Node(epoch, name, request.slot))
         context = open_run(
             request.root,
             request.run,

@@ -15,7 +15,7 @@ from flowmill.flows.environment import chosen_root, existing_root
 from flowmill.flows.requests import PipelineRequest, StageRequest
 
 #: Parameters that select the config or run of a deployment.
-_SUBJECTS = ("config", "run", "root")
+SUBJECTS = ("config", "run", "root")
 #: Maximum number of runs that a message names.
 _NAMED = 10
 _ROOT: str = StageRequest.model_fields["root"].default
@@ -32,6 +32,8 @@ class Subject:
     """Parameters of the command that the flow takes."""
     defaults: Mapping[str, Any]
     """Fallback parameters of a new deployment."""
+    moved: bool
+    """Whether an existing deployment gets another folder, in which its config and run must exist."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -41,8 +43,8 @@ class Subject:
 
     @property
     def changes(self) -> bool:
-        """Whether the command selects the deployment's config or run."""
-        return self.there is None or any(name in self.requested for name in _SUBJECTS)
+        """Whether the command selects the deployment's config or run, or the folder of both."""
+        return self.there is None or self.moved or any(name in self.requested for name in SUBJECTS)
 
 
 def usual_subject(subjects: Sequence[Subject], *, here: bool) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,19 +13,19 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.settings import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flowmill.configs.errors import CancelledError, WorkerError
+from flowmill.configs.errors import CancelledError, TrackingError, WorkerError
 from flowmill.configs.load import override_config
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import process_state
 from flowmill.flows.callbacks import report_of
-from flowmill.flows.cancellation import check_cancelled, signal_behind
+from flowmill.flows.cancellation import cancels_parts, check_cancelled, signal_behind, was_stopped
 from flowmill.flows.chained import chained
 from flowmill.flows.pipeline import pipeline
 from flowmill.flows.requests import PipelineRequest, StageRequest, SweepRequest
 from flowmill.flows.scheduled_runs import make_up_for_missed, scheduled
+from flowmill.flows.server import environment_of_child
 from flowmill.flows.stages import FLOWS
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.execution.launch import stop_trees
@@ -42,7 +41,7 @@ from flowmill.tasks.metrics.sweep import (
     variants,
     with_final,
 )
-from flowmill.tasks.runs.opening import bind_run
+from flowmill.tasks.runs.opening import bind_run, find_run, with_columns_of_run
 from flowmill.tasks.tracking.sweeps import SweepRun
 
 _LOOK_S = 0.5
@@ -53,7 +52,7 @@ _TAIL = 5
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return their outcomes, best first, and the report if it could be drawn."""
-    with scheduled(request) as result:
+    with scheduled(request) as result, cancels_parts():
         make_up_for_missed()
         result.value = _sweep(request)
     return result.value
@@ -66,18 +65,32 @@ def _sweep(request: SweepRequest) -> tuple[list[Outcome], str | None]:
         pipeline(start)
     first = bind_run(_config(requests[listed[0].name]))
     tracked = SweepRun(first, request.name, requests)
-    requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
-    failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
-    contexts = {name: bind_run(_config(each)) for name, each in requests.items()}
-    outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
-    if request.final is not None and outcomes[0].reward is not None:
-        outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
-    report = report_of(*(contexts[each.variant.name] for each in outcomes))
-    tracked.end(outcomes, report, done=not failed)
+    with _ended_early(tracked):
+        requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
+        failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
+        contexts = {name: bind_run(_config(each)) for name, each in requests.items()}
+        outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
+        if request.final is not None and outcomes[0].reward is not None:
+            outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
+        report = report_of(*(contexts[each.variant.name] for each in outcomes))
+        tracked.log(outcomes, report)
+        tracked.end("FAILED" if failed else "FINISHED")
     if failed:
         names = "\n  ".join(f"{name}: {error}" for name, error in failed.items())
         raise WorkerError(f"{len(failed)} of {len(listed)} variants failed; the others are done:\n  {names}")
     return outcomes, report
+
+
+@contextlib.contextmanager
+def _ended_early(tracked: SweepRun) -> Iterator[None]:
+    """End the MLflow run of a sweep if an error or a signal ends the block."""
+    try:
+        yield
+    except BaseException as error:
+        # The tracker may be what failed; the error itself says more.
+        with contextlib.suppress(TrackingError):
+            tracked.end("KILLED" if was_stopped(error) else "FAILED")
+        raise
 
 
 def _evaluated_again(prompts: str, best: Outcome, request: PipelineRequest) -> Outcome:
@@ -99,7 +112,7 @@ def _evaluated_again(prompts: str, best: Outcome, request: PipelineRequest) -> O
 
 
 def _request_of(request: SweepRequest, variant: Variant) -> PipelineRequest:
-    """Return the pipeline request of a variant, after checking its config."""
+    """Return the pipeline request of a variant, after checking its config and the run of its name, if it exists."""
     pipeline_request = PipelineRequest(
         config=request.config,
         root=request.root,
@@ -113,6 +126,7 @@ def _request_of(request: SweepRequest, variant: Variant) -> PipelineRequest:
     check_config(config, rewards=False)
     if request.final is not None:
         check_config(override_config(config, final_settings(config, request.final)), rewards=False)
+    find_run(with_columns_of_run(config))
     return pipeline_request
 
 
@@ -180,7 +194,7 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
         raise WorkerError("the sweep was stopped before it")
     process = subprocess.Popen(
         [sys.executable, "-m", "flowmill.flows.cli", *arguments, "--quiet"],
-        env={**os.environ, "PREFECT_API_URL": str(get_current_settings().api.url)},
+        env=environment_of_child(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -65,7 +65,7 @@ def report_errors() -> Iterator[None]:
 def _stopped(end: StopSignal) -> NoReturn:
     """Print the progress of a stopped command and how to continue it, and exit."""
     arguments = sys.argv[1:]
-    works = arguments[:1] in (["run"], ["stage"], ["store"])
+    works = arguments[:1] in (["run"], ["stage"], ["store"], ["sweep"])
     lines = [f"flowmill: stopped by {STOPPED[int(end.code or 0)]}.", *getattr(end, "__notes__", [])]
     if works:
         lines.append("Committed data stays. To go on, give the same command again:")

@@ -15,7 +15,7 @@ from flowmill.flows.cli.options import Quiet
 from flowmill.flows.cli.report import say_report
 from flowmill.flows.cli.run import run_flow
 from flowmill.flows.console import console, print_table
-from flowmill.flows.environment import as_overrides, prepare_environment
+from flowmill.flows.environment import as_overrides, place_overrides, prepare_environment
 from flowmill.flows.requests import SweepRequest
 
 if TYPE_CHECKING:
@@ -38,18 +38,20 @@ def sweep_command(
     from flowmill.tasks.checks.names import check_names
     from flowmill.tasks.metrics.sweep import final_settings, over_seeds, read_list, selection_note, variants
     from flowmill.tasks.runs.locks import refuse_while_executing
+    from flowmill.tasks.runs.opening import find_run, with_columns_of_run
 
     settings = [*request.overrides, *as_overrides(request.root, None)]
     lines = [] if listed is None else read_list(listed)
     request = request.model_copy(update={"listed": lines, "overrides": settings})
     planned = variants(request.name, request.grid, request.listed)
     for variant in planned:
-        config = load_config(request.config, [*request.overrides, *variant.overrides])
         overrides = [*request.overrides, *variant.overrides]
+        config = load_config(request.config, [*overrides, *place_overrides(None, variant.name)])
         overrides += [] if request.final is None else final_settings(config, request.final)
         check_names(load_config(request.config, overrides), source=Path(request.config), overrides=overrides)
         # Before heavy imports.
         refuse_while_executing(ArtifactStore(config.store), variant.name)
+        find_run(with_columns_of_run(config))
     prepare_environment(config.execution.threads)
     from flowmill.flows.progress import display
     from flowmill.flows.server import local_api

@@ -30,5 +30,6 @@ def worker_command(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Other commands log only warnings; Prefect's UI shows a worker's log.
     os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
-    command = [sys.executable, "-m", "flowmill.flows.worker", "worker", "start", "--pool", pool, "--type", kind]
+    # Files in the working directory must not shadow libraries; flow runs still find the modules there.
+    command = [sys.executable, "-P", "-m", "flowmill.flows.worker", "worker", "start", "--pool", pool, "--type", kind]
     os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])

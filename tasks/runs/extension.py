@@ -69,6 +69,24 @@ def extend(context: RunContext, epochs: int) -> None:
         _with_epochs(context, epochs)
 
 
+def extend_for(context: RunContext, node: Node) -> None:
+    """Give a run at least the epochs that a stage needs, once it can run.
+
+    Args:
+        node: the stage; of all rewards without a slot.
+
+    Raises:
+        NotCommittedError: an input of the stage is missing; the run keeps its epochs.
+    """
+    if node.epoch > context.config.run.epochs:
+        chain = RunContext(context.store, _longer(context, node.epoch), context.run).chain
+        slots = [] if node.slot else chain.plan.of_stage(node.epoch, node.stage)
+        for each in slots or [node]:
+            for before in chain.identity(each).upstream():
+                chain.require(*before)
+        extend(context, node.epoch)
+
+
 def _with_epochs(context: RunContext, epochs: int, *, advance: int | None = None) -> RunContext:
     config = _longer(context, epochs)
     with holding(context.store, context.run.name):

@@ -47,13 +47,17 @@ class SweepRun:
             self.run_id = str(run.info.run_id)
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def end(self, outcomes: Sequence[Outcome], report: str | None, *, done: bool) -> None:
-        """Log the table and the report, and end the run."""
+    def log(self, outcomes: Sequence[Outcome], report: str | None) -> None:
+        """Log the table and the report."""
         with reaching(self._uri, "The sweep"):
             self._client.log_text(self.run_id, _table(outcomes), TABLE)
             if report is not None:
                 self._client.log_text(self.run_id, report, REPORT)
-            self._client.set_terminated(self.run_id, "FINISHED" if done else "FAILED")
+
+    def end(self, status: str) -> None:
+        """End the run with a status of MLflow: FINISHED, FAILED or KILLED."""
+        with reaching(self._uri, "The sweep"):
+            self._client.set_terminated(self.run_id, status)
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

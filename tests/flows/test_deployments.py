@@ -222,6 +222,32 @@ def test_a_pool_of_containers_is_worked_on_by_a_worker_of_its_type(
         assert [*step.values()] == [{"directory": "/"}]
 
 
+def test_a_deployment_moves_to_the_folder_of_a_command_that_names_its_subject_or_another_pool(
+    client: SyncPrefectClient, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after(asked: DeployRequest) -> str:
+        apply_plan(plan(asked))
+        (step,) = there(client, name, "score")["pull_steps"]
+        return str(step["prefect.deployments.steps.set_working_directory"]["directory"])
+
+    pool = name.replace(" ", "-")
+    asked = DeployRequest(only=["score"], name=name)
+    assert after(request(name, "score", run="small")) == str(folder)
+    (other := folder / "other").mkdir()
+    monkeypatch.chdir(other)
+    assert after(request(name, "score", schedule="every 6 h")) == str(folder)
+    assert after(asked.model_copy(update={"pool": "flowmill"})) == str(folder)
+    with pytest.raises(StoreError, match=r"no store at .*other"):
+        plan(asked.model_copy(update={"pool": pool}))
+    add_run(other / "flowmill-store", "small")
+    assert after(asked.model_copy(update={"pool": pool})) == str(other)
+    monkeypatch.chdir(folder)
+    assert after(request(name, "score", run="small")) == str(folder)
+    assert after(asked.model_copy(update={"pool": f"{pool}-boxes", "kind": "docker"})) == "/"
+    assert after(request(name, "score", run="small")) == "/"
+    assert after(asked.model_copy(update={"pool": pool})) == str(folder)
+
+
 def test_a_refused_deployment_is_a_message(name: str, client: SyncPrefectClient) -> None:
     pool = name.replace(" ", "-")
     template = {

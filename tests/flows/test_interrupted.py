@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelling, Running
 
+from flowmill.configs.errors import CancelledError
 from flowmill.configs.exits import StopSignal
-from flowmill.flows import scheduled_runs
+from flowmill.flows import cancellation, scheduled_runs, sweep
 from flowmill.flows.cli import signals
+from flowmill.flows.cli.error_reporting import report_errors
 from flowmill.flows.cli.signals import terminable
-from flowmill.flows.requests import PipelineRequest
+from flowmill.flows.requests import PipelineRequest, SweepRequest
 from flowmill.flows.run_in_process import stop_if_interrupted
 
 
@@ -152,6 +155,47 @@ def test_a_signal_leaves_the_import_system_usable(
     assert signaled
     assert stopped.value.code == 130
     assert not _imp.lock_held()
+
+
+def test_a_variant_at_work_stops_when_its_sweep_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, asked, cancelled = SimpleNamespace(id="sweep"), list[str](), set[str]()
+
+    def read_flow_run(each: str) -> Any:
+        asked.append(each)
+        return SimpleNamespace(state=Cancelling() if each in cancelled else Running())
+
+    def look() -> list[str]:
+        """Return the flow runs that are asked for two seconds later."""
+        asked.clear()
+        cancellation._last.clear()
+        cancellation.check_cancelled()
+        return [*asked]
+
+    def variants(request: SweepRequest) -> None:
+        current.id = "variant"
+        assert look() == ["sweep", "variant"]
+        cancellation.check_cancelled()
+        assert asked == ["sweep", "variant"], "each once in two seconds"
+        cancelled.add("sweep")
+        with pytest.raises(CancelledError):
+            look()
+
+    client = SimpleNamespace(read_flow_run=read_flow_run)
+    monkeypatch.setattr(cancellation, "_last", {})
+    monkeypatch.setattr(cancellation, "flow_run", current)
+    monkeypatch.setattr(cancellation, "has_lasting_api", lambda: True)
+    monkeypatch.setattr(cancellation, "get_client", lambda sync_client: nullcontext(client))
+    monkeypatch.setattr(sweep, "make_up_for_missed", lambda: None)
+    monkeypatch.setattr(sweep, "_sweep", variants)
+    sweep.sweep.fn(SweepRequest(config="digits"))
+    assert look() == ["variant"]
+
+
+def test_a_stopped_sweep_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["flowmill", "sweep", "digits", "--grid", "run.seed=1,2"])
+    with pytest.raises(StopSignal), report_errors():
+        raise StopSignal(143)
+    assert "the same command again:\n  flowmill sweep digits --grid run.seed=1,2\n" in capsys.readouterr().err
 
 
 def test_an_error_alone_is_not_an_interruption() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from prefect.workers.base import BaseWorker
 
+from flowmill.flows import deployments
+from flowmill.flows.cli.worker import worker_command
 from flowmill.flows.worker import ATTEMPTS, LOGGER, SaidOnce
 
 
@@ -26,6 +31,23 @@ def test_a_waiting_flow_run_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4 + 3
     assert said.count("Failed to update state of flow run 'a'") == 3
+
+
+def test_files_of_the_working_directory_shadow_no_library_of_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(deployments, "every_deployment", list)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(os, "execv", lambda path, command: commands.append(command))
+    worker_command()
+    (tmp_path / "logging.py").write_text("raise SystemExit('imported the wrong one')")
+    (command,) = commands
+    asked = [*command[: command.index("worker")], "--help"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "worker" in done.stdout
 
 
 def test_prefect_has_these_messages() -> None:

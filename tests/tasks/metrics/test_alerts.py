@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +17,8 @@ from scipy.stats import ttest_rel
 from flowmill.configs.errors import StoppedError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
-from flowmill.flows import artifacts
+from flowmill.flows import artifacts, pipeline
+from flowmill.flows import callbacks as callbacks_of_flows
 from flowmill.flows.callbacks import RunCallbacks
 from flowmill.storage.artifacts.lineage import LineageEntry
 from flowmill.tasks.algorithms import resampling
@@ -291,6 +293,22 @@ def test_an_event_that_is_announced_again_has_its_id(monkeypatch: pytest.MonkeyP
     assert ids[0] == ids[1]
     assert len(set(ids[:4])) == 3
     assert ids[4] is None
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_model_is_announced_once(reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Automations act on every event, also on one whose id the server has stored: none is sent of an earlier model."""
+    said: list[Any] = []
+    monkeypatch.setattr(callbacks_of_flows, "announce", lambda *about, **facts: said.append((*about, facts)))
+    monkeypatch.setattr(pipeline, "evaluate", lambda *about, epoch: None)
+    monkeypatch.setattr(pipeline, "Rollouts", lambda session: None)
+    monkeypatch.setattr(pipeline, "run_stage", lambda session, node: ("exports/e", reused))
+    plan = SimpleNamespace(setup=list, config=SimpleNamespace(run=SimpleNamespace(epochs=0)))
+    callbacks: Any = object.__new__(RunCallbacks)
+    callbacks._run, callbacks._tracker = "small", SimpleNamespace(log_export=lambda epoch: None)
+    session: Any = SimpleNamespace(context=SimpleNamespace(plan=plan))
+    pipeline.train(session, callbacks)
+    assert said == ([] if reused else [("exported", "small", {"epoch": 0})])
 
 
 class _Tracker:

@@ -12,13 +12,16 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flowmill.configs.errors import ConfigError, WorkerError
+from flowmill.configs.errors import CancelledError, ConfigError, RunConflictError, WorkerError
+from flowmill.configs.exits import StopSignal
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import PromptSource, PromptsSection
-from flowmill.flows import sweep
+from flowmill.flows import server, sweep
+from flowmill.flows.cli import sweep as command
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
 from flowmill.tasks.metrics.sweep import (
@@ -33,7 +36,7 @@ from flowmill.tasks.metrics.sweep import (
     variants,
 )
 from flowmill.tasks.reports.comparison import compare
-from flowmill.tasks.runs.opening import open_run
+from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder
@@ -76,6 +79,37 @@ def test_settings_with_equal_names_are_variants_of_their_own(grids: list[str], l
     assert [bool(re.search("-[0-9a-f]{8}$", each.name)) for each in found] == [True, True, False]
 
 
+def test_a_variant_whose_run_has_other_settings_is_refused_before_any_work(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_run(load_config(config_file, ["run.name=s-seed-2", "run.seed=2"]))
+    request = SweepRequest(config=str(config_file), name="s", grid=["run.seed=1,2"], overrides=[f"{RATE}=0.01"])
+    monkeypatch.setattr(sweep, "bind_run", lambda config: pytest.fail("work has begun"))
+    monkeypatch.setattr(command, "prepare_environment", lambda threads: pytest.fail("work has begun"))
+    for refused in (sweep._sweep, command.sweep_command):
+        with pytest.raises(RunConflictError, match=r"(?s)'s-seed-2' exists .*learning_rate"):
+            refused(request)
+
+
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [(StopSignal(143), "KILLED"), (CancelledError("in Prefect's pages"), "KILLED"), (ConfigError("--final"), "FAILED")],
+)
+def test_the_mlflow_run_of_a_sweep_ends_with_it(
+    cause: BaseException, status: str, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def stopped(requests: object) -> None:
+        raise cause
+
+    monkeypatch.setattr(sweep, "SweepRun", lambda *_: SimpleNamespace(run_id="m-1", end=ended.append))
+    monkeypatch.setattr(sweep, "_in_turn", stopped)
+    with pytest.raises(type(cause)):
+        sweep._sweep(SweepRequest(config=str(config_file), grid=["run.seed=1,2"]))
+    assert ended == [status]
+
+
 @pytest.mark.parametrize(
     ("script", "error"),
     [
@@ -100,6 +134,24 @@ def test_a_variant_that_failed_is_no_variant_that_is_done(
     for _ in range(10):
         with pytest.raises(WorkerError, match=error) if error else nullcontext():
             sweep.run_variant.fn(["run"], threading.Event())
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_a_variant_in_a_process_of_its_own_has_the_conditions_of_this_one(
+    is_temporary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the working directory shadow no library, and no address of a temporary server is passed on."""
+    command = tmp_path / "python"
+    command.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    monkeypatch.setattr(server, "_temporary", [server] * is_temporary)
+    sweep.run_variant.fn(["run"], threading.Event())
+    variables = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
+    assert variables["PYTHONSAFEPATH"] == "1"
+    monkeypatch.setattr(server, "_temporary", [])
+    monkeypatch.setattr(os, "environ", variables)
+    assert server.has_lasting_api() is not is_temporary
 
 
 def test_a_variant_that_is_stopped_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

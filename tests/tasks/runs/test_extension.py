@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, NotCommittedError
 from flowmill.configs.load import load_config
 from flowmill.configs.presets import config_file, copy_preset, presets
 from flowmill.flows.requests import StageRequest
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals
 from flowmill.tasks.runs.epoch_count import length
-from flowmill.tasks.runs.extension import advanced, chosen_epoch, extend, grown
+from flowmill.tasks.runs.extension import advanced, chosen_epoch, extend, extend_for, grown
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.start import started_from
+from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.stages import STAGES
 from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT, FlowmillCommand
@@ -93,6 +94,26 @@ def test_a_run_grows_by_what_it_has(make_config: Make) -> None:
     extend(open_run(root, "small"), 5)
     assert open_run(root, "small").config.run.epochs == 5
     assert open_run(root, "small", reads=True).chain.trained() == 1
+
+
+def test_a_run_grows_with_a_stage_that_can_run(make_config: Make) -> None:
+    context = prepare(make_config("run.epochs=1"))
+    root = context.store.root.uri
+    for node in context.plan.scored(1):
+        run_stage(context, node.stage, 1, node.slot)
+
+    def grown_for(stage: str) -> int:
+        run = open_run(root, "small", reads=True)
+        extend_for(run, Node(chosen_epoch(run, stage, "next"), stage))
+        return open_run(root, "small").config.run.epochs
+
+    for stage in ("rollout", "score"):
+        with pytest.raises(NotCommittedError, match="epoch"):
+            grown_for(stage)
+        assert open_run(root, "small").config.run.epochs == 1
+    for node in context.plan.training(1):
+        run_stage(context, node.stage, 1, node.slot)
+    assert grown_for("rollout") == 2
 
 
 @pytest.mark.campaign

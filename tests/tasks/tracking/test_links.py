@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,11 @@ def test_all_files_lie_in_the_folder_whatever_its_name(name: str, tmp_path: Path
     again = FolderClient(folder)
     assert [entry.path for entry in again.list_artifacts(run.info.run_id)] == ["note.txt"]
     assert database_uri(folder / "mlflow.db") == again.tracking_uri
+
+
+def test_artifacts_of_runs_with_similar_names_have_keys_of_their_own() -> None:
+    names = ["a-b", "a_b", "A.B", "数字", "größe"]
+    keys = [artifacts._key(name, "report") for name in names]
+    assert keys[0] == "a-b-report"
+    assert len({*keys}) == len(names)
+    assert all(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", key) for key in keys)
