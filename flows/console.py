@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from flowmill.configs.escaping import visible
+from flowmill.flows.output import discard_output, write
 
 
 class _Console(Console):
@@ -27,6 +28,11 @@ class _Console(Console):
     def render_str(self, text: str, **how: Any) -> Text:
         """Return the rendered form of a text or a table's cell, see ``rich.console.Console``."""
         return super().render_str(visible(text, keep="\n\t"), **how)
+
+    def on_broken_pipe(self) -> None:
+        """Drop further output; Rich would raise an exit, which ends a training run."""
+        self.quiet = True
+        discard_output(self.file)
 
 
 console = _Console()
@@ -99,9 +105,9 @@ def _framed(table: Table, columns: Sequence[_Column]) -> Table:
 
 def _print_plain(table: Table, columns: Sequence[_Column]) -> None:
     title = [] if table.title is None else [visible(str(table.title))]
+    header = "\t".join(column.header for column in columns)
     entries = ("\t".join(cell.plain for cell in row) for row in _rows(columns))
-    for line in (*title, "\t".join(column.header for column in columns), *entries):
-        console.file.write(f"{line}\n")
+    write("".join(f"{line}\n" for line in (*title, header, *entries)), console.file)
 
 
 def _narrowed(columns: Sequence[_Column], width: int, optional: Sequence[str]) -> list[_Column]:
@@ -179,4 +185,4 @@ def _wrapped(text: Text, width: int) -> Iterator[Text]:
 
 def print_json(data: Any) -> None:
     """Print data as JSON."""
-    console.file.write(json.dumps(data, indent=2, sort_keys=False) + "\n")
+    write(json.dumps(data, indent=2, sort_keys=False) + "\n", console.file)

@@ -15,6 +15,7 @@ from flowmill.configs.escaping import command, quoted, visible
 from flowmill.configs.exits import StopSignal
 from flowmill.flows.cli.signals import STOPPED, terminable
 from flowmill.flows.environment import wants_traceback
+from flowmill.flows.output import write
 
 _LINES = "\n\t"
 _SECTIONS = "run|store|model|prompts|rollout|rewards|monitors|advantage|optimize|evaluate|export|tracking|execution"
@@ -25,8 +26,7 @@ _SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
 def say(text: str, *, quiet: bool = False) -> None:
     """Write a line immediately, to show that the command is running before its libraries are loaded."""
     if not quiet:
-        sys.stdout.write(f"{visible(text)}\n")
-        sys.stdout.flush()
+        write(f"{visible(text)}\n", sys.stdout)
 
 
 def refuse_bare_settings(arguments: Sequence[str]) -> None:
