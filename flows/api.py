@@ -19,7 +19,6 @@ from flowmill.configs.extras import is_older, oldest_tested
 
 _MOST = 600
 _START = "'flowmill ui', or 'prefect server start'."
-_UNAUTHORIZED = (401, 403)
 
 
 @contextlib.contextmanager
@@ -100,8 +99,8 @@ def answers(url: str) -> Iterator[None]:
 def _refusal(response: httpx.Response) -> str:
     """Return the error response as the rest of a sentence."""
     call = f"{response.request.method} {response.request.url.path}"
-    if response.status_code in _UNAUTHORIZED:
-        return f"requires a password ({response.status_code}). Set PREFECT_API_AUTH_STRING."
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return "requires a password (401). Set PREFECT_API_AUTH_STRING."
     return f"refuses {call} ({response.status_code}): {_short(_detail(response))}"
 
 

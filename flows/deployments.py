@@ -23,7 +23,6 @@ from prefect.runner.storage import LocalStorage
 from prefect.schedules import Cron
 
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.escaping import quoted
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.flows.api import named_server
 from flowmill.flows.deployment_diff import IN_CONTAINERS, SLUG, Change, Deployed, Edit, edit, request_fields, taken
@@ -60,8 +59,14 @@ def plan(request: DeployRequest) -> DeploymentPlan:
     _check_used(request, entries)
     schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone)
     with named_server() as client:
-        kind = _check_pool(client, request)
+        pool = request.pool or _POOL
+        kind = _pool_type(client, pool, request.kind)
         here = kind == _KIND
+        if here and request.image is not None:
+            raise ConfigError(
+                f"--image is for containers, and work pool '{pool}' is of type '{_KIND}'. Name a pool of "
+                "containers with --pool, or a new one with --pool and --type docker or kubernetes."
+            )
         deployed: list[Entry] = [(entry, _deployed(client, entry, request)) for entry in entries]
         usual = usual_subject(_subjects(deployed, request), here=here)
         request = request.model_copy(update={"defaults": {**request.defaults, **usual}, "kind": kind})
@@ -71,6 +76,12 @@ def plan(request: DeployRequest) -> DeploymentPlan:
         changed = [each for _, change in edits if change for each in change.changes]
         changed += _slots(client, request)
         return DeploymentPlan(request=request, schedule=schedule, edits=edits, changes=changed, left_out=left_out)
+
+
+def plan_slots(request: DeployRequest) -> DeploymentPlan:
+    """Compare the GPUs that all flow runs share with the server, for a request that names no deployments."""
+    with named_server() as client:
+        return DeploymentPlan(request=request, schedule=None, edits=(), changes=_slots(client, request))
 
 
 def apply_plan(planned: DeploymentPlan) -> list[Listed]:
@@ -91,14 +102,16 @@ def apply_plan(planned: DeploymentPlan) -> list[Listed]:
 
 
 def workers(rows: Sequence[Listed]) -> list[str]:
-    """Return the worker commands that execute deployments, one per pool."""
+    """Return the worker commands that execute deployments, one per pool; a worker finds the type of its pool."""
+    pools = {row.pool for row in rows} - {UNKNOWN}
+    return [shlex.join(["flowmill", "worker", "--pool", pool]) for pool in sorted(pools)]
+
+
+def pool_type(pool: str, kind: str | None) -> str:
+    """Return the type of a pool, which is the requested one or 'process' if the pool does not exist yet."""
+    _check_name("--pool", pool)
     with named_server() as client:
-        kinds = {row.pool: client.read_work_pool(row.pool).type for row in rows if row.pool != UNKNOWN}
-    usual: dict[str, list[str]] = {_KIND: []}
-    return [
-        shlex.join(["flowmill", "worker", "--pool", pool, *usual.get(kind, ["--type", kind])])
-        for pool, kind in sorted(kinds.items())
-    ]
+        return _pool_type(client, pool, kind)
 
 
 def every_deployment() -> list[Listed]:
@@ -168,17 +181,16 @@ def _slots(client: SyncPrefectClient, request: DeployRequest) -> list[Change]:
     return [] if before == after else [Change("limit", GPU_SLOTS, str(before), str(after), asks=True)]
 
 
-def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> str:
+def _pool_type(client: SyncPrefectClient, pool: str, kind: str | None) -> str:
     """Return the type of the pool; refuse a requested type that differs from an existing pool's."""
-    pool = request.pool or _POOL
     try:
         work_pool = client.read_work_pool(pool)
     except ObjectNotFound:
-        return request.kind or _KIND
-    if request.kind not in (None, work_pool.type):
+        return kind or _KIND
+    if kind not in (None, work_pool.type):
         raise ConfigError(
-            f"Work pool '{pool}' is of type '{work_pool.type}', not '{request.kind}'. Name another with --pool, or say "
-            f"--type {quoted(work_pool.type)}."
+            f"Work pool '{pool}' is of type '{work_pool.type}', not '{kind}'. Name another with --pool, or leave out "
+            "--type."
         )
     return work_pool.type
 
@@ -217,10 +229,14 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
             raise ConfigError(f"--{name} is for none of the deployments {', '.join(each['name'] for each in entries)}.")
     if request.schedule is not None and not request.only:
         raise ConfigError("--schedule is for deployments named with --only: all at once would block each other.")
-    if request.image is not None and request.kind in (None, "process"):
-        raise ConfigError("--image is for containers; give --type docker or kubernetes too.")
-    if request.name is not None and not _NAME.fullmatch(request.name):
+    for option, name in (("--name", request.name), ("--pool", request.pool)):
+        if name is not None:
+            _check_name(option, name)
+
+
+def _check_name(option: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name '{request.name[:_LONGEST]}' is no name of a deployment: it has up to {_LONGEST} characters, none "
-            "of them / % & < > or a line break."
+            f"{option} '{name[:_LONGEST]}' is no name for Prefect: it has up to {_LONGEST} characters, none of them "
+            "/ % & < > or a line break."
         )

@@ -19,6 +19,7 @@ from flowmill.flows.requests import DeployRequest
 if TYPE_CHECKING:
     from flowmill.flows.deployment_diff import Change
     from flowmill.flows.deployment_list import Listed
+    from flowmill.flows.deployments import DeploymentPlan
 
 
 def deploy_command(
@@ -35,17 +36,23 @@ def deploy_command(
     sure: Annotated[bool, typer.Option("--yes", help="Replace settings on the server without asking.")] = False,
 ) -> None:
     """Create or change deployments, or list them."""
-    if everything + bool(request.only) + shown != 1:
+    options = {"config": config, "run": run, "root": root, "advance": advance}
+    parameters = {field: value for field, value in options.items() if value is not None}
+    chosen = everything + bool(request.only) + shown
+    slots_alone = not (chosen or parameters) and request == DeployRequest(gpu_slots=request.gpu_slots)
+    if chosen != 1 and (request.gpu_slots is None or not slots_alone):
         raise ConfigError(
-            "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist."
+            "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist. "
+            "Only --gpu-slots N may stand alone."
         )
     say("listing" if shown else "deploying")
     if shown:
         list_deployments()
         return
-    options = {"config": config, "run": run, "root": root, "advance": advance}
+    if slots_alone:
+        share_gpus(request, sure=sure)
+        return
     usual = os.environ.get("FLOWMILL_ROOT")
-    parameters = {field: value for field, value in options.items() if value is not None}
     defaults = {"root": usual} if usual else {}
     deploy(request.model_copy(update={"parameters": parameters, "defaults": defaults}), sure=sure)
 
@@ -57,19 +64,35 @@ def deploy(request: DeployRequest, *, sure: bool) -> None:
         request: the request.
         sure: skip the confirmation.
     """
-    from flowmill.flows.deployments import apply_plan, plan, workers
+    from flowmill.flows.deployments import plan, workers
 
     planned = plan(request)
-    for each in planned.changes:
-        console.print(str(each))
     for name in planned.left_out:
         console.print(f"{name} is left out: it trains from a config. Name one with --config.")
-    if not sure:
-        _confirm([each for each in planned.changes if each.asks])
-    rows = apply_plan(planned)
+    rows = _confirmed(planned, sure=sure)
     _print(rows)
     for line in workers(rows):
         console.print(f"run the worker: {line}")
+
+
+def share_gpus(request: DeployRequest, *, sure: bool) -> None:
+    """Set the number of GPUs that all flow runs share, after confirmation if that replaces another number."""
+    from flowmill.flows.deployments import plan_slots
+
+    _confirmed(plan_slots(request), sure=sure)
+    console.print(f"All flow runs share {request.gpu_slots} GPUs.")
+
+
+def _confirmed(planned: DeploymentPlan, *, sure: bool) -> Sequence[Listed]:
+    """Print the changes, make them after confirmation, and return the resulting deployments."""
+    from flowmill.flows.deployments import apply_plan
+
+    for each in planned.changes:
+        console.print(str(each))
+    if not sure:
+        separate = " --name NAME creates a separate deployment." if planned.edits else ""
+        _confirm([each for each in planned.changes if each.asks], separate)
+    return apply_plan(planned)
 
 
 def list_deployments() -> None:
@@ -86,7 +109,7 @@ def list_deployments() -> None:
         console.print("There are no deployments. Create some with: flowmill deploy --all --config CONFIG")
 
 
-def _confirm(lost: Sequence[Change]) -> None:
+def _confirm(lost: Sequence[Change], separate: str) -> None:
     """Ask whether to replace a user's settings; raise if the user declines or standard input is no terminal."""
     if not lost:
         return
@@ -94,8 +117,8 @@ def _confirm(lost: Sequence[Change]) -> None:
     confirm(
         "Replace these settings?",
         unasked=f"This would replace settings on the server, and nothing is changed yet: {listed}. Give --yes to "
-        "replace them, or --name NAME for a separate deployment.",
-        declined="Nothing was changed. --name NAME creates a separate deployment.",
+        f"replace them.{separate}",
+        declined=f"Nothing was changed.{separate}",
     )
 
 

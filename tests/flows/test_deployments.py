@@ -19,12 +19,14 @@ from prefect.client.schemas.actions import (
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.deployments.runner import RunnerDeployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from typer.testing import CliRunner
 
 from flowmill.configs.errors import ConfigError, PromptError, StoreError
 from flowmill.configs.load import load_config
+from flowmill.flows.cli import app
 from flowmill.flows.cli.deploy import deploy, list_deployments
-from flowmill.flows.deployments import DeployRequest, apply_plan, every_deployment, plan
-from flowmill.flows.requests import ContinueRequest
+from flowmill.flows.deployments import DeployRequest, apply_plan, every_deployment, plan, pool_type
+from flowmill.flows.requests import GPU_SLOTS, ContinueRequest
 from flowmill.flows.schedule_parser import read_schedule, schedule_text
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
@@ -215,7 +217,8 @@ def test_a_pool_of_containers_is_worked_on_by_a_worker_of_its_type(
     pool = name.replace(" ", "-")
     deploy(DeployRequest(only=["score"], name=name, parameters={"run": "theirs"}, pool=pool, kind="docker"), sure=True)
     deploy(request(name, "score", run="small"), sure=True)
-    assert capsys.readouterr().out.count(f"flowmill worker --pool {pool} --type docker") == 2
+    assert capsys.readouterr().out.count(f"run the worker: flowmill worker --pool {pool}\n") == 2
+    assert pool_type(pool, None) == "docker"
     deploy(DeployRequest(only=["judge"], name=name, parameters={"run": "theirs"}, pool=pool), sure=True)
     for flow in ("score", "judge"):
         (step,) = there(client, name, flow)["pull_steps"]
@@ -246,6 +249,41 @@ def test_a_deployment_moves_to_the_folder_of_a_command_that_names_its_subject_or
     assert after(asked.model_copy(update={"pool": f"{pool}-boxes", "kind": "docker"})) == "/"
     assert after(request(name, "score", run="small")) == "/"
     assert after(asked.model_copy(update={"pool": pool})) == str(folder)
+
+
+def test_a_pool_of_a_type_that_flowmill_makes_none_of_is_used_as_it_is(
+    name: str, client: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = name.replace(" ", "-")
+    client.create_work_pool(WorkPoolCreate(name=pool, type="ecs"))
+    asked = DeployRequest(only=["score"], name=name, parameters={"run": "theirs"}, pool=pool, image="registry/mine:1")
+    deploy(asked, sure=True)
+    assert f"run the worker: flowmill worker --pool {pool}\n" in capsys.readouterr().out
+    assert pool_type(pool, None) == "ecs"
+    with pytest.raises(ConfigError, match=r"is of type 'ecs', not 'docker'\..*leave out --type"):
+        pool_type(pool, "docker")
+
+
+def test_a_pool_that_the_server_refuses_is_a_message(name: str, client: SyncPrefectClient) -> None:
+    refused = DeployRequest(only=["score"], name=name, parameters={"run": "small"}, pool="prefect-mine")
+    with pytest.raises(ConfigError, match=r"refuses POST /api/work_pools/ \(403\): .*reserved"):
+        deploy(refused, sure=True)
+    with pytest.raises(ConfigError, match="--pool 'team/gpu' is no name"):
+        pool_type("team/gpu", None)
+
+
+def test_the_gpus_that_flow_runs_share_are_set_alone(client: SyncPrefectClient, name: str) -> None:
+    for count in ("3", "2"):
+        done = CliRunner().invoke(app, ["deploy", "--gpu-slots", count, "--yes"])
+        assert f"All flow runs share {count} GPUs." in done.stdout
+    try:
+        assert client.read_global_concurrency_limit_by_name(GPU_SLOTS).limit == 2
+        changed = CliRunner().invoke(app, ["deploy", "--gpu-slots", "4"])
+        assert str(changed.exception).endswith("limit: flowmill-gpu 2 -> 4. Give --yes to replace them.")
+        other = CliRunner().invoke(app, ["deploy", "--gpu-slots", "4", "--pool", "mine"])
+        assert "Say which deployments" in str(other.exception)
+    finally:
+        client.delete_global_concurrency_limit_by_name(GPU_SLOTS)
 
 
 def test_a_refused_deployment_is_a_message(name: str, client: SyncPrefectClient) -> None:

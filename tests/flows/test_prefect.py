@@ -67,6 +67,7 @@ def test_every_flow_is_deployed_with_a_form_for_what_it_takes() -> None:
         (["--only", "score", "--schedule", "hourly"], "--schedule 'hourly' cannot be read"),
         (["--only", "score", "--schedule", "0 2 * * *", "--timezone", "Mars/Olympus"], "cannot be read"),
         (["--only", "score", "--image", "i"], "--image is for containers"),
+        (["--only", "score", "--pool", "team/gpu"], "--pool 'team/gpu' is no name"),
     ],
 )
 def test_what_cannot_be_deployed(flowmill: FlowmillCommand, given: list[str], said: str) -> None:
