@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +38,9 @@ def diff_command(
     with without_collecting():
         _diff(first, second, root=uri, trusted=trust_store, as_json=as_json)
     if images is not None:
-        write_report([first, second], root=uri, out=images, trusted=trust_store)
+        # Standard output is the JSON alone.
+        with redirect_stdout(sys.stderr if as_json else sys.stdout):
+            write_report([first, second], root=uri, out=images, trusted=trust_store)
 
 
 def _diff(first: str, second: str, *, root: str, trusted: bool, as_json: bool) -> None:

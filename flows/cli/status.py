@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain as joined
 from typing import Annotated, Any
 
 import typer
@@ -40,9 +41,11 @@ def status_command(
         raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
     if run is None and (listed.stages or listed.epochs):
         raise ConfigError("--stage and --epoch need a run: flowmill status RUN --stage score --epoch 3")
+    if why is not None and (check or listed.stages or listed.epochs):
+        raise ConfigError("--why is of one stage: leave out --check, --stage and --epoch, which list them.")
     with without_collecting():
         if run is not None and why is not None:
-            _explain(uri, run, why, trusted=trust_store)
+            _explain(uri, run, why, trusted=trust_store, as_json=as_json)
         else:
             _list(uri, run, listed, check=check, trusted=trust_store, as_json=as_json)
 
@@ -108,7 +111,7 @@ def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[s
         return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": []}
 
 
-def _explain(root: str, name: str, why: str, *, trusted: bool) -> None:
+def _explain(root: str, name: str, why: str, *, trusted: bool, as_json: bool) -> None:
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import explain
     from flowmill.tasks.specs.graph import Node
@@ -124,6 +127,9 @@ def _explain(root: str, name: str, why: str, *, trusted: bool) -> None:
         stages = ", ".join(dict.fromkeys(node.stage for node in chain.nodes() if node.epoch == int(epoch)))
         has = f"At epoch {epoch} it has {stages}." if stages else f"It has epochs 0 to {chain.config.run.epochs}."
         raise ConfigError(f"--why '{why}': run '{name}' has no such stage. {has}")
-    for node in nodes:
-        for line in explain(chain, Node(*node)):
-            console.print(line)
+    reasons = {str(Node(*node)): explain(chain, Node(*node)) for node in nodes}
+    if as_json:
+        print_json(reasons)
+        return
+    for line in joined.from_iterable(reasons.values()):
+        console.print(line)

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from flowmill.configs.errors import ConfigError
 from flowmill.flows.cli import app
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.runs.state import note_state
 from tests.conftest import ConfigFactory
@@ -36,3 +37,17 @@ def test_a_damaged_record_of_one_run_does_not_hide_the_others(make_config: Confi
         path.write_bytes(before)
     done = CliRunner().invoke(app, ["status", "small", "--root", root, "--why", "score@\N{SUPERSCRIPT TWO}"])
     assert isinstance(done.exception, ConfigError), "a digit that is no decimal number"
+
+
+def test_json_alone_is_on_standard_output(finished_run: tuple[RunContext, Path], tmp_path: Path) -> None:
+    root = ["--root", finished_run[0].store.root.uri]
+    why = ["status", "small", "--why", "score@1", *root]
+    ((stage, reasons),) = json.loads(CliRunner().invoke(app, [*why, "--json"]).stdout).items()
+    assert stage == "score[jpeg_compressibility]@1"
+    assert reasons == CliRunner().invoke(app, why).stdout.splitlines()[1:]
+    refused = CliRunner().invoke(app, [*why, "--check"])
+    assert "leave out --check" in str(refused.exception)
+    images = tmp_path / "both.html"
+    done = CliRunner().invoke(app, ["diff", "small", "small", "--json", "--images", str(images), *root])
+    assert json.loads(done.stdout)["runs"] == ["small", "small"]
+    assert done.stderr == f"report: {images}\n"
