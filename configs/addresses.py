@@ -1,4 +1,4 @@
-"""Addresses in a config: detection of loopback hosts, and refusal of passwords, which would be stored with the run."""
+"""Addresses: detection of loopback hosts, and refusal of passwords in configs, which would be stored with the run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from flowmill.configs.errors import ConfigError
 
 _PLACE = re.compile(r"[/?#\s]")
+_USER = re.compile(r"(?<=://)[^/?#\s]*@")
 #: The alternative to a password in a setting or a component's option.
 _INSTEAD = {
     "uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a database PGPASSWORD",
@@ -77,6 +78,11 @@ def check_passwords(name: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for each in value:
             check_passwords(name, each)
+
+
+def without_user(text: str) -> str:
+    """Return a text whose addresses have no user and password, for messages."""
+    return _USER.sub("", text)
 
 
 def _holds_password(rest: str) -> bool:

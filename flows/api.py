@@ -13,6 +13,7 @@ from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
+from flowmill.configs.addresses import without_user
 from flowmill.configs.answers import json_of, read_as_utf8, text_of
 from flowmill.configs.errors import ConfigError, FlowmillError
 from flowmill.configs.extras import is_older, oldest_tested
@@ -51,33 +52,36 @@ def check_server() -> None:
 
 
 def _unusable(client: SyncPrefectClient, reason: str) -> ConfigError:
-    where = f"Prefect's server at PREFECT_API_URL={client.api_url}"
-    return ConfigError(f"{where} cannot be used. {reason} Start one of the version installed here: {_START}")
+    where = f"Prefect's server at PREFECT_API_URL={without_user(str(client.api_url))}"
+    return ConfigError(
+        f"{where} cannot be used. {without_user(reason)} Start one of the version installed here: {_START}"
+    )
 
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
     """Convert the end of the named server during a flow into a FlowmillError."""
-    url = get_current_settings().api.url or ""
+    url = without_user(get_current_settings().api.url or "")
     try:
         yield
     except (httpx.TransportError, httpx.HTTPStatusError, RuntimeError) as error:
         # The first request of a flow is made by a check of versions, which raises an error of its own.
         cause = error.__cause__ if isinstance(error, RuntimeError) else error
-        if not isinstance(cause, httpx.TransportError | httpx.HTTPStatusError) or not str(cause.request.url).startswith(
-            url
-        ):
+        if not isinstance(cause, httpx.TransportError | httpx.HTTPStatusError) or not without_user(
+            str(cause.request.url)
+        ).startswith(url):
             raise
+        reason = without_user(str(cause)) or type(cause).__name__
         raise FlowmillError(
-            f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({cause or type(cause).__name__}). "
-            f"Committed data stays: start the server again ({_START[:-1]}), then the same command continues."
+            f"Prefect's server at PREFECT_API_URL={url} does not answer any more ({reason}). Committed data stays: "
+            f"start the server again ({_START[:-1]}), then the same command continues."
         ) from None
 
 
 @contextlib.contextmanager
 def answers(url: str) -> Iterator[None]:
     """Convert errors of the server inside the block into a ConfigError."""
-    where = f"Prefect's server at PREFECT_API_URL={url}"
+    where = f"Prefect's server at PREFECT_API_URL={without_user(url)}"
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -117,5 +121,5 @@ def _detail(response: httpx.Response) -> str:
 
 def _short(text: str) -> str:
     """Return a text on one line, truncated because a server may quote the whole request."""
-    line = " ".join(text.split())
+    line = without_user(" ".join(text.split()))
     return line if len(line) <= _MOST else f"{line[:_MOST]} ..."

@@ -16,6 +16,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from flowmill.configs.errors import ConfigError, FlowmillError, StoreError
 from flowmill.configs.roots import default_root
 from flowmill.configs.schema import StoreSection
+from flowmill.flows.api import check_server
 from flowmill.flows.cli.error_reporting import refuse_empty
 from flowmill.flows.environment import as_overrides, existing_root
 from flowmill.flows.run_in_process import on_server
@@ -47,6 +48,28 @@ def test_a_prefect_server_that_ends_during_a_flow_is_named() -> None:
     # That of a user's code.
     with temporary_settings(ended), pytest.raises(httpx.ConnectError), on_server(None):
         httpx.get("http://127.0.0.1:1/")
+
+
+def test_a_password_in_the_address_of_a_server_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "http://me:secr@et@127.0.0.1:9/api"
+    request = httpx.Request("GET", f"{address}/flows")
+    failed = httpx.HTTPStatusError(f"Error '502' for url '{address}'", request=request, response=httpx.Response(502))
+
+    def mismatch(client: SyncPrefectClient) -> None:
+        raise RuntimeError(f"Failed to reach API at {address}")
+
+    with temporary_settings({PREFECT_API_URL: address, PREFECT_CLIENT_MAX_RETRIES: 0}):
+        with pytest.raises(ConfigError) as silent:
+            check_server()
+        with pytest.raises(FlowmillError) as ended, on_server(None):
+            raise failed
+        monkeypatch.setattr(SyncPrefectClient, "api_healthcheck", lambda client: None)
+        monkeypatch.setattr(SyncPrefectClient, "raise_for_api_version_mismatch", mismatch)
+        with pytest.raises(ConfigError) as unusable:
+            check_server()
+    for each in (silent, ended, unusable):
+        assert "PREFECT_API_URL=http://127.0.0.1:9/api" in str(each.value)
+        assert "secr" not in str(each.value)
 
 
 @pytest.mark.parametrize(
