@@ -57,7 +57,7 @@ def plan(request: DeployRequest) -> DeploymentPlan:
     """Compare a request with the server and return the changes, without making them."""
     entries = _chosen(request.only)
     _check_used(request, entries)
-    schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone)
+    schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone or "UTC")
     with named_server() as client:
         pool = request.pool or _POOL
         kind = _pool_type(client, pool, request.kind)
@@ -229,6 +229,8 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
             raise ConfigError(f"--{name} is for none of the deployments {', '.join(each['name'] for each in entries)}.")
     if request.schedule is not None and not request.only:
         raise ConfigError("--schedule is for deployments named with --only: all at once would block each other.")
+    if request.timezone is not None and request.schedule is None:
+        raise ConfigError("--timezone is of a schedule: give --schedule too.")
     for option, name in (("--name", request.name), ("--pool", request.pool)):
         if name is not None:
             _check_name(option, name)

@@ -229,8 +229,8 @@ class DeployRequest(Section):
     """Fields for new deployments only; existing ones keep theirs."""
     schedule: str | None = None
     """'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE; existing deployments keep theirs."""
-    timezone: str = "UTC"
-    """Time zone of the schedule."""
+    timezone: str | None = None
+    """Time zone of the schedule, as Europe/Vienna; when absent UTC."""
     pool: Annotated[str | None, CommandLine(metavar="NAME")] = None
     """Work pool, created if it is missing; when absent each deployment's own, 'flowmill' for new ones."""
     kind: Annotated[Literal["process", "docker", "kubernetes"] | None, CommandLine("--type")] = None

@@ -66,6 +66,7 @@ def test_every_flow_is_deployed_with_a_form_for_what_it_takes() -> None:
         (["--all", "--schedule", "every 1 h"], "--schedule is for deployments named with --only"),
         (["--only", "score", "--schedule", "hourly"], "--schedule 'hourly' cannot be read"),
         (["--only", "score", "--schedule", "0 2 * * *", "--timezone", "Mars/Olympus"], "cannot be read"),
+        (["--only", "score", "--timezone", "Europe/Vienna"], "--timezone is of a schedule: give --schedule too"),
         (["--only", "score", "--image", "i"], "--image is for containers"),
         (["--only", "score", "--pool", "team/gpu"], "--pool 'team/gpu' is no name"),
     ],
