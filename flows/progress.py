@@ -79,6 +79,7 @@ class Lines(Display):
         self._epochs = epochs
         self._begun = time.monotonic()
         self._first_epoch: tuple[int, float] | None = None
+        self._last_epoch = 0
         self._said: set[tuple[str, int, str]] = set()
         self._reused_epochs: list[int] = []
 
@@ -87,6 +88,8 @@ class Lines(Display):
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Print a line when an epoch, the base model or an evaluation is done."""
+        if stage in ("pipeline", "found"):
+            self._ended(done)
         if stage == "found":
             self._reused_epochs.append(done)
             return
@@ -110,6 +113,13 @@ class Lines(Display):
 
     def _print(self, text: str) -> None:
         console.print(f"{time.monotonic() - self._begun:8.1f} s  {text}")
+
+    def _ended(self, done: int) -> None:
+        """Note an epoch; the next variant of a sweep begins again."""
+        self._said.clear()
+        if done <= self._last_epoch:
+            self._first_epoch = None
+        self._last_epoch = done
 
     def _left(self, done: int, total: int) -> str:
         now = time.monotonic()
