@@ -31,6 +31,7 @@ BACKEND = "flowmill"
 _TIMEOUT_S = 600.0
 #: Errors if another process or another machine has the address.
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+_OTHERS = "another program has the port, maybe another run. Choose another endpoint in execution.launcher."
 
 
 class Rendezvous(RendezvousHandler):
@@ -68,11 +69,15 @@ class Rendezvous(RendezvousHandler):
         first = listening(self._host, self._port)
         if first is not None:
             self._port = first.getsockname()[1]
+        elif self._nodes == 1:
+            raise RendezvousConnectionError(f"{self._host}:{self._port} is taken: {_OTHERS}")
         self._store = self._opened(first)
         meeting = PrefixStore(self._run_id, self._store)
         number = 0 if first is not None else int(meeting.add("agents", 1))
         if number >= self._nodes:
-            raise RendezvousConnectionError(f"More than {self._nodes} agents came to {self._host}:{self._port}.")
+            raise RendezvousConnectionError(
+                f"More than {self._nodes} agents came to {self._host}:{self._port}, or it is taken: {_OTHERS}"
+            )
         return RendezvousInfo(meeting, number, self._nodes, RendezvousStoreInfo(self._host, self._port))
 
     def _opened(self, first: socket.socket | None) -> Store:
@@ -89,7 +94,7 @@ class Rendezvous(RendezvousHandler):
         except RuntimeError as error:
             raise RendezvousConnectionError(
                 f"No rendezvous at {self._host}:{self._port}: {str(error).splitlines()[0]} The endpoint must be an "
-                "address of one of the nodes, with a free port."
+                f"address of one of the nodes, with a free port. If it is taken, {_OTHERS}"
             ) from error
 
     def is_closed(self) -> bool:

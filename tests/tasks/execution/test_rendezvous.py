@@ -103,6 +103,17 @@ def test_agents_are_numbered_and_strangers_refused() -> None:
     assert Rendezvous("127.0.0.1", port, 2, "next", 20).next_rendezvous().rank == 1
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_endpoint_of_another_run_is_named(nodes: int) -> None:
+    port = free_port()
+    first = Rendezvous("127.0.0.1", port, nodes, "first", 20)
+    assert first.next_rendezvous().rank == 0
+    agents = [Rendezvous("127.0.0.1", port, nodes, "second", 20) for _ in range(nodes)]
+    assert [each.next_rendezvous().rank for each in agents[:-1]] == [1] * (nodes - 1)
+    with pytest.raises(RendezvousConnectionError, match=r"is taken: .*another run\. Choose another endpoint"):
+        agents[-1].next_rendezvous()
+
+
 def test_an_endpoint_of_nobody_is_named() -> None:
     # An address of no machine (RFC 5737): nobody can listen there.
     with pytest.raises(RendezvousConnectionError, match=r"No rendezvous at 192\.0\.2\.1:.*one of the nodes"):
