@@ -231,9 +231,9 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
         raise ConfigError("--schedule is for deployments named with --only: all at once would block each other.")
     if request.timezone is not None and request.schedule is None:
         raise ConfigError("--timezone is of a schedule: give --schedule too.")
-    for option, name in (("--name", request.name), ("--pool", request.pool)):
-        if name is not None:
-            _check_name(option, name)
+    for option, given in (("--name", request.name), ("--pool", request.pool)):
+        if given is not None:
+            _check_name(option, given)
 
 
 def _check_name(option: str, name: str) -> None:
