@@ -83,7 +83,7 @@ def _groups_and_monitors(config: RunConfig) -> Iterator[Refusal]:
         )
 
 
-def _idle(config: RunConfig) -> Iterator[Refusal]:
+def _without_effect(config: RunConfig) -> Iterator[Refusal]:
     """Yield settings of advantages that others leave without effect."""
     advantage, fields = config.advantage, type(config.advantage).model_fields
     idle = {
@@ -232,7 +232,7 @@ def check_advantage_effects(config: RunConfig, *, groups: int, size: int) -> Non
         size: samples of a group.
     """
     check_advantage(config)
-    refuse(config, chain(_idle(config), _informative(config, groups, size)))
+    refuse(config, chain(_without_effect(config), _informative(config, groups, size)))
 
 
 def check_replay(config: RunConfig, requires: Requirements) -> None:

@@ -34,6 +34,7 @@ OWN = {
     "tasks/execution/launch.py",
     "tasks/execution/jobs.py",
     "tasks/export/usage.py",
+    "tasks/tracking/client.py",
 }
 
 

@@ -38,6 +38,7 @@ def test_files_of_the_working_directory_shadow_no_library_of_a_worker(
 ) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(deployments, "every_deployment", list)
+    monkeypatch.setattr(deployments, "pool_type", lambda pool, kind: "process")
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(os, "environ", {**os.environ})
     monkeypatch.setattr(os, "execv", lambda path, command: commands.append(command))

@@ -180,7 +180,7 @@ def test_stale_rows_weigh_what_todays_policy_makes_of_them(replayed: TransitionS
         corrected(replayed, algorithm.requires, ReplaySection(max_importance=1e9), file)
     batch = replayed.batch(units, 18)
     stale = batch.age > 0
-    torch.testing.assert_close(batch.importance[stale], ratios[stale], rtol=1e-5, atol=0)
+    torch.testing.assert_close(batch.importance[stale], ratios[stale].float(), rtol=1e-5, atol=0)
 
 
 def test_rows_of_advantage_zero_are_corrected_where_a_kl_wants_them(replayed: TransitionSet) -> None:

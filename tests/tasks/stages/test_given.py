@@ -468,4 +468,4 @@ def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: 
     page = run_report(context)
     assert "dpo" in page
     assert describe_run(context)["finished_epochs"] == 1
-    assert "trains" in description(context, "", done=True)
+    assert "trains" in description(context, done=True)
