@@ -9,7 +9,7 @@ from flowmill.configs.errors import FlowmillError, StoppedError, TrackingError
 from flowmill.configs.escaping import command
 from flowmill.configs.roots import root_option
 from flowmill.flows.artifacts import Progress, announce, report_link, tracking_link
-from flowmill.flows.cancellation import signal_behind
+from flowmill.flows.cancellation import was_stopped
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.metrics.alerts import Alert, Watcher
 from flowmill.tasks.metrics.reward_tables import earned
@@ -98,7 +98,7 @@ def report_of(*contexts: RunContext) -> str | None:
     try:
         return run_report(*contexts)
     except Exception as error:
-        if signal_behind(error) is not None:
+        if was_stopped(error):
             raise
         how = command(
             "flowmill", "report", *(each.run.name for each in contexts), *root_option(contexts[0].store.root.uri)

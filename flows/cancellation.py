@@ -21,7 +21,7 @@ from flowmill.configs.exits import StopSignal, is_interruption
 from flowmill.flows.server import has_lasting_api
 
 _EVERY_S = 2.0
-#: When each flow run was last asked for.
+#: Time of the last request for each flow run, by its id.
 _last: dict[str, float] = {}
 #: The flow runs that this one is part of, from the outermost on.
 _outer: ContextVar[tuple[str, ...]] = ContextVar("outer", default=())
@@ -45,10 +45,10 @@ def check_cancelled() -> None:
                 _check(each)
 
 
-def _check(asked: Any) -> None:
-    _last[asked] = time.monotonic()
+def _check(flow_run_id: Any) -> None:
+    _last[flow_run_id] = time.monotonic()
     with get_client(sync_client=True) as client:
-        state = client.read_flow_run(asked).state
+        state = client.read_flow_run(flow_run_id).state
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
         raise CancelledError(
             "The flow run was cancelled. Everything committed stays; run the same command to continue."

@@ -221,7 +221,7 @@ def _due(store: ArtifactStore, forgotten: Collection[str], *, trusted: bool) -> 
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import unfinished
 
-    def made(name: str) -> set[str]:
+    def unfinished_of(name: str) -> set[str]:
         try:
             return unfinished(open_run(store.root.uri, name, reads=True, trusted=trusted).chain)
         except TrustError:
@@ -231,7 +231,9 @@ def _due(store: ArtifactStore, forgotten: Collection[str], *, trusted: bool) -> 
             # A run that cannot be opened does not continue.
             return set()
 
-    return set[str]().union(*store.root.map(made, [name for name in list_runs(store) if name not in forgotten]))
+    return set[str]().union(
+        *store.root.map(unfinished_of, [name for name in list_runs(store) if name not in forgotten])
+    )
 
 
 @store_app.command()

@@ -25,8 +25,7 @@ def worker_command(
     from flowmill.flows.deployment_list import redeploy_notes
     from flowmill.flows.deployments import every_deployment, pool_type
 
-    found = pool_type(pool, kind)
-
+    pool_kind = pool_type(pool, kind)
     for line in redeploy_notes([row for row in every_deployment() if row.pool == pool]):
         console.print(line)
     # Shells start background processes with SIGINT ignored, and a worker that inherits this does not stop on SIGTERM.
@@ -34,5 +33,16 @@ def worker_command(
     # Other commands log only warnings; Prefect's UI shows a worker's log.
     os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
     # Files in the working directory must not shadow libraries; flow runs still find the modules there.
-    command = [sys.executable, "-P", "-m", "flowmill.flows.worker", "worker", "start", "--pool", pool, "--type", found]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "flowmill.flows.worker",
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        pool_kind,
+    ]
     os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])

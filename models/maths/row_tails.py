@@ -40,11 +40,11 @@ class RowTails:
         width = ids.shape[1]
         longest = max(length - first for first, length in zip(firsts, lengths, strict=True))
         # As those of whole rows, widths are multiples: a row's log-probs are independent of its neighbors.
-        kept = -(-longest // WIDTH) * WIDTH
-        if kept >= width - 1:
+        count = -(-longest // WIDTH) * WIDTH
+        if count >= width - 1:
             return None
-        starts = torch.tensor([min(max(first - 1, 0), width - 1 - kept) for first in firsts])
-        positions = moved(starts[:, None] + torch.arange(kept + 1), ids.device)
+        starts = torch.tensor([min(max(first - 1, 0), width - 1 - count) for first in firsts])
+        positions = moved(starts[:, None] + torch.arange(count + 1), ids.device)
         return RowTails(tail_ids=ids.gather(1, positions), _positions=positions, _width=width)
 
     def tails(self, outputs: Tensor) -> Tensor:

@@ -123,10 +123,10 @@ def go_on(models: Models, memory: PeakMemory, rows: int, width: int) -> None:
     draw(logits, torch.zeros(rows, dtype=torch.float64), 1.0)
 
 
-def score(models: Models, memory: PeakMemory, rows: int, width: int, kept: int) -> None:
-    """Compute the log-probs of the last ``kept`` tokens of (B, W) rows."""
+def score(models: Models, memory: PeakMemory, rows: int, width: int, tail: int) -> None:
+    """Compute the log-probs of the last ``tail`` tokens of (B, W) rows."""
     ids = _rows(rows, width)
-    models[0].log_probs(ids, 1.0, _tails(ids, kept))
+    models[0].log_probs(ids, 1.0, _tails(ids, tail))
 
 
 def draw_images(models: Models, memory: PeakMemory, rows: int, tokens: int) -> None:
@@ -134,32 +134,32 @@ def draw_images(models: Models, memory: PeakMemory, rows: int, tokens: int) -> N
     models[0].policy.model.decode_image_tokens(_rows(rows, tokens))
 
 
-def value(models: Models, memory: PeakMemory, rows: int, width: int, kept: int, reference: int) -> None:
-    """Compute values of (B, W) rows, and the base model's log-probs of the last ``kept`` tokens if needed."""
+def value(models: Models, memory: PeakMemory, rows: int, width: int, tail: int, reference: int) -> None:
+    """Compute values of (B, W) rows, and the base model's log-probs of the last ``tail`` tokens if needed."""
     policy, critic = models
     ids = _rows(rows, width)
     if critic is not None:
-        hidden = policy.log_probs_and_hidden(ids, 1.0, _tails(ids, kept))[2] if critic.reads_policy else None
+        hidden = policy.log_probs_and_hidden(ids, 1.0, _tails(ids, tail))[2] if critic.reads_policy else None
         critic.values(ids, hidden)
     if reference:
-        policy.policy.forward(ids, used=_tails(ids, kept)).logits.float().log_softmax(-1)
+        policy.policy.forward(ids, used=_tails(ids, tail)).logits.float().log_softmax(-1)
 
 
-def train(models: Models, memory: PeakMemory, rows: int, width: int, kept: int, reference: int) -> None:
-    """Carry out a forward and backward of the last ``kept`` tokens of (B, W) rows, with log-probs of the base model in
+def train(models: Models, memory: PeakMemory, rows: int, width: int, tail: int, reference: int) -> None:
+    """Carry out a forward and backward of the last ``tail`` tokens of (B, W) rows, with log-probs of the base model in
     between if needed."""
     policy, critic = models
     ids, hidden = _rows(rows, width), None
     if critic is not None and critic.reads_policy:
-        log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0, _tails(ids, kept))
+        log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0, _tails(ids, tail))
     else:
-        log_probs, _ = policy.log_probs(ids, 1.0, _tails(ids, kept))
+        log_probs, _ = policy.log_probs(ids, 1.0, _tails(ids, tail))
     loss = log_probs.square().mean()
     if critic is not None:
         loss = loss + critic.values(ids, hidden).square().mean()
     if reference:
         with torch.no_grad():
-            policy.policy.forward(ids, used=_tails(ids, kept)).logits.float().log_softmax(-1)
+            policy.policy.forward(ids, used=_tails(ids, tail)).logits.float().log_softmax(-1)
     loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -174,10 +174,10 @@ def _rows(rows: int, width: int) -> torch.Tensor:
     return torch.zeros(rows, width, dtype=torch.int64)
 
 
-def _tails(ids: torch.Tensor, kept: int) -> RowTails | None:
-    """Return the tails of rows whose last ``kept`` tokens are chosen."""
+def _tails(ids: torch.Tensor, tail: int) -> RowTails | None:
+    """Return the tails of rows whose last ``tail`` tokens are chosen."""
     rows, width = ids.shape
-    return RowTails.of(ids, [width - kept] * rows, [width] * rows)
+    return RowTails.of(ids, [width - tail] * rows, [width] * rows)
 
 
 def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[torch.Tensor, Any]:

@@ -247,10 +247,6 @@ class CausalLM(Policy):
         """Return logits (..., V), changed in place, so that no token is drawn that cannot follow in a text."""
         return logits
 
-    def logits(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
-        """Return (B, W, V) logits of whole rows; see ``forward``."""
-        return self.forward(ids, modules).logits
-
     def forward(
         self,
         ids: Tensor,

@@ -51,8 +51,8 @@ def list_artifacts(store: ArtifactStore, aged: Callable[[str], bool] = lambda ar
         read = store.root.read_many(paths)
         for ref, data, removed in zip(some, read[::2], read[1::2], strict=True):
             manifest = None if data is None else Manifest.decode(data, layout.manifest(ref))
-            made = data is not None or removed is not None
-            if not made and not any(map(layout.is_of_artifact, store.root.list(ref.path))):
+            is_whole = data is not None or removed is not None
+            if not is_whole and not any(map(layout.is_of_artifact, store.root.list(ref.path))):
                 continue
             records = None if manifest is not None and not aged(str(ref)) else store.records(ref)
             entry = _entry(ref, uses.get(str(ref), []), manifest, records)

@@ -208,8 +208,8 @@ def check_options(config: RunConfig, algorithm: Any) -> None:
 def check_plan_options(config: RunConfig, plan: Any) -> None:
     """Check that options of a rollout plan act next to its others. Stored runs may have such as do not."""
     name, why = config.rollout.plan.name, _reason(plan)
-    found = Refusal("rollout.plan.options", str(why), "Change or remove them", f"rollout.plan '{name}':")
-    refuse(config, [] if why is None else [found])
+    idle = Refusal("rollout.plan.options", str(why), "Change or remove them", f"rollout.plan '{name}':")
+    refuse(config, [] if why is None else [idle])
 
 
 def _reason(part: Any) -> str | None:

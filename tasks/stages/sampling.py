@@ -107,8 +107,8 @@ class Sampling(Stage):
                 done += len(part)
                 self.context.reporter.progress(self.name, self.epoch, done, total, self.part_of(shard))
             contents = writer.contents
-            found = {"repeats": writer.repeats, "split": writer.contents_of(split)}
-            summary = {**figures, **{name: value for name, value in found.items() if value}}
+            counted = {"repeats": writer.repeats, "split": writer.contents_of(split)}
+            summary = {**figures, **{name: value for name, value in counted.items() if value}}
             output = Output(rows=writer.rows, summary=summary, written=writer.end(), content=lambda: str(contents))
             return output, first
 

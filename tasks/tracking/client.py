@@ -26,6 +26,7 @@ from mlflow.version import VERSION as MLFLOW_VERSION
 
 from flowmill.configs.answers import ENCODING
 from flowmill.configs.errors import TrackingError
+from flowmill.configs.folders import files_below, led_to
 from flowmill.configs.user_directories import user_cache
 from flowmill.storage.names import below
 from flowmill.tasks.tracking.locations import ARTIFACTS, database_uri, tracking_folder, tracking_uri
@@ -67,9 +68,8 @@ class FolderClient(MlflowClient):
     def _copy(self, location: str, local_dir: str, artifact_path: str | None) -> None:
         repository = self._repository(location)
         # MLflow follows links to existing files, unless it copies a single one.
-        for path in Path(repository.artifact_dir).rglob("*"):
-            if path.is_symlink():
-                raise self._misplaced(location, f"'{path}' is a link")
+        for name in files_below(Path(local_dir)):
+            self._check_inside(location, Path(repository.artifact_dir), f"{artifact_path or '.'}/{name}")
         repository.log_artifacts(local_dir, artifact_path)
 
     def _repository(self, location: str) -> LocalArtifactRepository:
@@ -79,8 +79,13 @@ class FolderClient(MlflowClient):
             folder = below(self._artifacts, location.removeprefix(RELATIVE).lstrip("/"))
         except ValueError as error:
             raise self._misplaced(location, str(error)) from None
+        self._check_inside(location, self._artifacts, str(folder.relative_to(self._artifacts)))
         # MLflow decodes a path as if it were a URI.
         return LocalArtifactRepository(folder.absolute().as_uri())
+
+    def _check_inside(self, location: str, folder: Path, name: str) -> None:
+        if target := led_to(folder, name):
+            raise self._misplaced(location, f"'{folder / name}' leads to '{target}'")
 
     def _misplaced(self, location: str, why: str) -> TrackingError:
         return TrackingError(

@@ -232,8 +232,8 @@ class Tracker:
         if run is None or run.info.lifecycle_stage != "active" or run.info.experiment_id != self.experiment_id:
             return None
         # Without an orchestrator of its own the MLflow run keeps the link to that of the run.
-        found = {key: value for key, value in run.data.tags.items() if key.startswith("prefect.")}
-        self._orchestrator = self._orchestrator or found
+        recorded = {key: value for key, value in run.data.tags.items() if key.startswith("prefect.")}
+        self._orchestrator = self._orchestrator or recorded
         tags = sorted((key, value) for key, value in run.data.tags.items() if key.startswith(_LOGGED))
         try:
             parts = [json.loads(text) for _, text in tags]

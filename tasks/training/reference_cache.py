@@ -21,11 +21,11 @@ def recall_reference(
 
     The last bits of an output depend on the micro-batch that a row was first in.
     """
-    known: Mapping[Any, Any] | None = models.remembered
-    if known is None:
+    cache: Mapping[Any, Any] | None = models.remembered
+    if cache is None:
         return
     for units in done:
         own = dealt(chunks_of(units, reading.alike, micro_batch_size), ranks)
-        new = [chunk for chunk in own if not known.keys() >= set(map(tuple, chunk.rows.tolist()))]
+        new = [chunk for chunk in own if not cache.keys() >= set(map(tuple, chunk.rows.tolist()))]
         for batch in read_ahead(reading.read, new):
             models.recall(batch)

@@ -34,7 +34,6 @@ OWN = {
     "tasks/execution/launch.py",
     "tasks/execution/jobs.py",
     "tasks/export/usage.py",
-    "tasks/tracking/client.py",
 }
 
 

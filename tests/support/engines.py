@@ -78,7 +78,7 @@ class Engine(ThreadingHTTPServer):
     def _logits(self, ids: Sequence[int]) -> torch.Tensor:
         row = torch.zeros(1, Widths().of(len(ids)), dtype=torch.int64)
         row[0, : len(ids)] = torch.tensor(ids)
-        return self.policy.logits(row)[0].float()
+        return self.policy.forward(row).logits[0].float()
 
 
 class _Handler(BaseHTTPRequestHandler):

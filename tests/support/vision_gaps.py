@@ -120,7 +120,7 @@ def gaps_of(policy: VisionLM, prompts: Sequence[list[int]], found: Sequence[Comp
     """Compare drawn tokens with the forward of training, and that with the class's own."""
     rows = replayed(prompts, found)
     with torch.no_grad():
-        whole = token_log_probs(policy.logits(rows), rows, 1.0)
+        whole = token_log_probs(policy.forward(rows).logits, rows, 1.0)
     ours = [whole[row, len(prompt) : len(prompt) + NEW] for row, prompt in enumerate(prompts)]
     sampled = [torch.tensor(each.log_probs) for each in found]
     return Gaps(_largest(sampled, ours), _largest(ours, own_log_probs(policy, prompts, found)))

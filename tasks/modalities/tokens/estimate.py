@@ -166,7 +166,7 @@ class _Forward(NamedTuple):
 
     rows: int
     width: int
-    kept: int
+    tail: int
     """Its last tokens, whose logits are used."""
     mask: int
     """Bytes of its mask of single tokens."""
@@ -200,15 +200,15 @@ def _work(
     """Return the cache, and the logits and activations of each phase; no values: None."""
     config, estimator, trace = plan.config, plan.estimator, traces.trace
     execution, section = config.execution, tokens_of(config)
-    rows, width, kept, mask = forward
+    rows, width, tail, mask = forward
     sampled = execution.rollout_batch_size
     whole, cache = trace(work_of.go_on, sampled, prompt + section.max_new - 1)
     valuing, compared = None, estimator.needs_reference
     if estimator.needs_values or compared:
-        valuing = trace(work_of.value, rows, width, kept, compared).peak
-    training = trace(work_of.train, rows, width, kept, reference and not compared, gradient=True).peak
+        valuing = trace(work_of.value, rows, width, tail, compared).peak
+    training = trace(work_of.train, rows, width, tail, reference and not compared, gradient=True).peak
     if critic is not None and critic.alone:
-        value = critic.measured.trace(work_of.value, rows, width, kept, False).peak
+        value = critic.measured.trace(work_of.value, rows, width, tail, False).peak
         trained = critic.measured.trace(work_of.train_critic, rows, width, gradient=True).peak
         valuing, training = max(valuing or 0, value), training + trained
     drawn = None
@@ -219,7 +219,7 @@ def _work(
         "cache": cache,
         "sample": max(0, whole - cache, trace(work_of.begin, sampled, prompt).peak - cache),
         "decode": drawn,
-        "rescore": trace(work_of.score, min(sampled, rows), width, kept).peak + mask if section.rescore else 0,
+        "rescore": trace(work_of.score, min(sampled, rows), width, tail).peak + mask if section.rescore else 0,
         "value": None if valuing is None else valuing + mask,
         "optimize_activations": training + mask,
     }

@@ -76,7 +76,7 @@ def test_what_is_drawn_is_what_the_forward_says_or_the_class_is_refused(name: st
     for row, (prompt, each) in enumerate(zip(PROMPTS, found, strict=True)):
         rows[row, : len(prompt) + NEW] = torch.tensor([*prompt, *each.ids])
     with torch.no_grad():
-        logits = policy.logits(rows)
+        logits = policy.forward(rows).logits
         plain = model(input_ids=rows, use_cache=False).logits
         firsts = [len(prompt) for prompt in PROMPTS]
         tails = RowTails.of(rows, firsts, [first + NEW for first in firsts])

@@ -31,8 +31,8 @@ def test_drawn_and_replayed_log_probs_are_those_of_the_class(kind: str, tmp_path
     found = drawn(policy, prompts)
     rows = replayed(prompts, found)
     with torch.no_grad():
-        alone = torch.cat([policy.logits(rows[row : row + 1]) for row in range(len(rows))])
-        assert torch.equal(alone, policy.logits(rows)), "a row depends on no other, whatever images it has"
+        alone = torch.cat([policy.forward(rows[row : row + 1]).logits for row in range(len(rows))])
+        assert torch.equal(alone, policy.forward(rows).logits), "a row depends on no other, whatever images it has"
     gaps = gaps_of(policy, prompts, found)
     assert max(gaps.sampler, gaps.replay) < 1e-5
     assert found[0].log_probs != found[1].log_probs, "equal texts with other images of the same size differ"

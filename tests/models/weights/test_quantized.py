@@ -96,7 +96,7 @@ def test_adapters_get_the_gradients_of_the_dequantized_model(folder: Path, quant
         for parameter in trained.parameters():
             # The second factor starts at zero, where the first has no gradient.
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-        found = trained.policy.logits(ids)
+        found = trained.policy.forward(ids).logits
         found.double().square().mean().backward()
         return found.detach(), [parameter.grad for parameter in trained.parameters() if parameter.grad is not None]
 
@@ -105,7 +105,7 @@ def test_adapters_get_the_gradients_of_the_dequantized_model(folder: Path, quant
     trained = small.trainable(LORA, seed=0)
     logits, found = gradients(trained)
     with torch.no_grad():
-        assert torch.equal(small.logits(ids), logits), "rollouts and training call the same kernels"
+        assert torch.equal(small.forward(ids).logits, logits), "rollouts and training call the same kernels"
     reference = exact.trainable(LORA, seed=0)
     assert reference.merged is not None
     reference.merged.remove()
@@ -120,7 +120,7 @@ def test_adapters_get_the_gradients_of_the_dequantized_model(folder: Path, quant
 def test_only_quantized_weights_are_kept_for_the_backward_pass(folder: Path, quantizer: str) -> None:
     trained, kept = loaded(folder, quantizer).trainable(LORA, seed=0), list[tuple[int, ...]]()
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(tuple(saved.shape)) or saved, lambda x: x):
-        trained.policy.logits(torch.zeros(1, 12, dtype=torch.int64)).sum().backward()
+        trained.policy.forward(torch.zeros(1, 12, dtype=torch.int64)).logits.sum().backward()
     shapes = {tuple(layer.weight.shape) for layer in linear(loaded(folder, None).model).values()} - {(16, 64)}
     assert kept
     assert not {*shapes, *(shape[::-1] for shape in shapes)} & {*kept}

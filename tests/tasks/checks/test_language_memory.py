@@ -64,11 +64,11 @@ def test_tensors_without_content_take_what_real_ones_do(
             parameter.register_post_accumulate_grad_hook(forget_gradient)
         if trained.merged is not None:
             trained.merged.refresh()
-    kept, used = 31, partial(RowTails.of, firsts=[width - 31] * rows, lengths=[width] * rows)
+    tail, used = 31, partial(RowTails.of, firsts=[width - 31] * rows, lengths=[width] * rows)
     with PeakMemory() as memory, torch.no_grad():
         ids = torch.full((rows, width), 5)
         policy.log_probs(ids, 1.0, used(ids))
-    assert traced.trace(work_of.score, rows, width, kept).peak == pytest.approx(memory.peak, rel=0.05)
+    assert traced.trace(work_of.score, rows, width, tail).peak == pytest.approx(memory.peak, rel=0.05)
     with PeakMemory() as memory:
         ids = torch.full((rows, width), 5)
         if critic.reads_policy:
@@ -76,7 +76,7 @@ def test_tensors_without_content_take_what_real_ones_do(
         else:
             (log_probs, _), hidden = policy.log_probs(ids, 1.0, used(ids)), None
         (log_probs.square().mean() + critic.values(ids, hidden).square().mean()).backward()
-    forecast = traced.trace(work_of.train, rows, width, kept, False, gradient=True).peak
+    forecast = traced.trace(work_of.train, rows, width, tail, False, gradient=True).peak
     assert forecast == pytest.approx(memory.peak, rel=0.1)
     with PeakMemory() as memory:
         sampling = TokenSampling(max_new=33, temperature=1.0, eos=frozenset())

@@ -31,6 +31,7 @@ from flowmill.tasks.metrics.evaluations import scores_by_prompt
 from flowmill.tasks.metrics.rules import RULES, History
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.reading import read_run
+from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import side_results
 from flowmill.tasks.runs.state import note_state, state_of
 from tests.support.inside import Make, evaluate, prepare, run_epoch
@@ -191,16 +192,19 @@ def test_alerts_are_read_from_committed_artifacts_once_per_episode(
     assert describe_run(context)["warnings"] == [alert.text for alert in begun]
 
 
+def evaluated_on_20_prompts(make_config: Make, folder: Path, reward: str, *settings: str) -> RunContext:
+    prompts = folder / "heldout.txt"
+    prompts.write_text("".join(f"prompt {n}\n" for n in range(20)), encoding="utf-8")
+    settings += (f"rewards=[{reward}]", f"prompts.heldout={prompts}", "evaluate.samples=20")
+    return prepare(make_config(*settings))
+
+
 def test_held_out_scores_that_fall_are_an_alert_once_per_episode(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What training changes in one small step is chance; a fall of all scores is not. An evaluation is read once."""
-    prompts = tmp_path / "heldout.txt"
-    prompts.write_text("".join(f"prompt {n}\n" for n in range(20)), encoding="utf-8")
-    fading = 'rewards=[{name: "tests.support.rewards:Fading"}]'
-    context = prepare(
-        make_config(fading, f"prompts.heldout={prompts}", "evaluate.every=1", "evaluate.samples=20", "run.epochs=5")
-    )
+    reward = '{name: "tests.support.rewards:Fading"}'
+    context = evaluated_on_20_prompts(make_config, tmp_path, reward, "evaluate.every=1", "run.epochs=5")
     read = Mock(wraps=scores_by_prompt)
     monkeypatch.setattr(module, "scores_by_prompt", read)
     watcher, begun = Watcher(context.chain), list[Alert]()
@@ -223,10 +227,8 @@ def test_held_out_scores_compare_the_prompts_that_both_evaluations_have(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worst prompts lose their score and all others fall: the mean of all rises."""
-    prompts = tmp_path / "heldout.txt"
-    prompts.write_text("".join(f"prompt {n}\n" for n in range(20)), encoding="utf-8")
-    missing = 'rewards=[{name: "tests.support.rewards:FadingWithoutTheWorst", on_failure: exclude_sample}]'
-    context = prepare(make_config(missing, f"prompts.heldout={prompts}", "evaluate.samples=20", "run.epochs=1"))
+    reward = '{name: "tests.support.rewards:FadingWithoutTheWorst", on_failure: exclude_sample}'
+    context = evaluated_on_20_prompts(make_config, tmp_path, reward, "run.epochs=1")
     evaluate(context, 0)
     run_epoch(context, 1)
     monkeypatch.setattr(Fading, "lowered", 0.1)

@@ -121,7 +121,7 @@ def test_the_export_draws_in_plain_transformers(trained: RunContext, tmp_path: P
     held: Any = session_of(trained).host.trainable(trained.policy_ref(2))
     row = torch.cat([inputs["input_ids"], ids + held.policy.texts], 1)
     with torch.no_grad():
-        own = held.policy.logits(row)[0, inputs["input_ids"].shape[1] - 1 : -1].argmax(-1)
+        own = held.policy.forward(row).logits[0, inputs["input_ids"].shape[1] - 1 : -1].argmax(-1)
     assert own.tolist() == ids[0].tolist()
     card = (folder / "README.md").read_text()
     assert 'generation_mode="image", guidance_scale=3.0' in card

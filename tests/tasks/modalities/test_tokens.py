@@ -238,7 +238,7 @@ def test_log_probs_of_a_row_are_the_same_bits_at_any_width_and_whatever_fills_it
         width = Widths().of(length) + more
         rows = torch.nn.functional.pad(ids, (0, width - length), value=more // 2).repeat(3, 1)
         rows[1:] = more // 2
-        logits = policy.logits(rows)
+        logits = policy.forward(rows).logits
         found.append(token_log_probs(logits, rows, 1.0)[0, :length].detach())
     assert all(torch.equal(found[0], other) for other in found)
 

@@ -169,7 +169,7 @@ def test_the_export_is_what_was_evaluated(trained: RunContext) -> None:
     given = held.policy.inputs(base, torch.tensor([ids]), None, None)
     with torch.no_grad():
         own = held.policy.allowed(plain(**given).logits)
-        assert torch.allclose(own, held.policy.logits(torch.tensor([ids])), atol=1e-5)
+        assert torch.allclose(own, held.policy.forward(torch.tensor([ids])).logits, atol=1e-5)
     assert (folder / "preprocessor_config.json").is_file()
     card = (folder / "README.md").read_text()
     assert_repository(card)

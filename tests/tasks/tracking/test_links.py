@@ -56,7 +56,7 @@ def test_what_prefect_shows_can_be_clicked(show: object, monkeypatch: pytest.Mon
     assert "[MLflow run](http://tracker.example/#/runs/1)" in shown[1]
 
 
-@pytest.mark.parametrize("case", ["location", "folder", "file"])
+@pytest.mark.parametrize("case", ["location", "folder", "experiment", "file"])
 def test_nothing_is_written_outside_the_folder(tmp_path: Path, case: str) -> None:
     folder, outside, note = tmp_path / "store", tmp_path / "outside", tmp_path / "model" / "note.txt"
     for each in (folder, outside, note.parent):
@@ -67,6 +67,9 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, case: str) -> Non
     run = client.create_run(client.create_experiment("one", artifact_location=f"{RELATIVE}/{place}")).info.run_id
     if case == "folder":
         (folder / "mlflow-artifacts").symlink_to(outside)
+    elif case == "experiment":
+        (folder / "mlflow-artifacts").mkdir()
+        (folder / "mlflow-artifacts" / "one").symlink_to(outside)
     elif case == "file":
         target = folder / "mlflow-artifacts" / "one" / run / "artifacts" / "note.txt"
         target.parent.mkdir(parents=True)
