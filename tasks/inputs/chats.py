@@ -136,9 +136,13 @@ def messages_of(sample: DataFile) -> list[Message]:
     return [Message(*each) for each in json.loads(str(sample.text))]
 
 
-def history_of(sample: DataFile) -> str:
-    """Return a digest of the messages before the first answer that is trained on; empty if that is the prompt alone."""
-    messages = messages_of(sample) if sample.is_chat else []
+def history_of(sample: DataFile, *, system: bool = True) -> str:
+    """Return a digest of the messages before the first answer that is trained on; empty if that is the prompt alone.
+
+    Args:
+        system: count the system's messages too.
+    """
+    messages = [each for each in messages_of(sample) if system or each.role != "system"] if sample.is_chat else []
     before = list(takewhile(lambda each: each.role != "assistant" or not each.weight, messages))
     return hash_text(canonical_json([each[:2] for each in before]))[:16] if len(before) > 1 else ""
 

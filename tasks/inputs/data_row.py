@@ -92,8 +92,8 @@ class DataRow:
     @property
     def seen_prompts(self) -> list[Seen]:
         """The prompts as ``seen`` returns them. Messages before the answer of a chat stand where an image does, as
-        chats have no images: equal first messages do not make two questions equal."""
-        history = history_of(self.samples[0])
+        chats have no images: equal first messages do not make two questions equal, but other ones of the system do."""
+        history = history_of(self.samples[0], system=False)
         return [(text, history or image) for text, image in map(seen, self.prompts)]
 
     @property

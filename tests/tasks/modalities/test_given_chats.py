@@ -260,19 +260,22 @@ def test_only_rated_chats_with_a_history_have_other_identities_than_by_their_fir
     assert found[3] != "0180c4a1d897c9f6444022ae3708ce91"
 
 
-def test_chats_are_held_out_by_all_messages_before_the_answer(tmp_path: Path) -> None:
-    """Many chats begin with the same greeting."""
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_chats_are_held_out_by_all_messages_before_the_answer(tmp_path: Path, system: str) -> None:
+    """Many chats begin with the same greeting, or with a message of the system, which makes no question another."""
 
-    def rows(name: str, *questions: tuple[str, ...]) -> DataSection:
+    def rows(name: str, *questions: tuple[str, ...], system: str = "") -> DataSection:
         """Return a section of rows, each with user and assistant in turns and an answer of its own."""
+        first = [message("system", system)] if system else []
         prompts = [
-            [message(("user", "assistant")[turn % 2], text) for turn, text in enumerate(texts)] for texts in questions
+            [*first, *(message(("user", "assistant")[turn % 2], text) for turn, text in enumerate(texts))]
+            for texts in questions
         ]
         answers = [[message("assistant", f"{name} {number}")] for number in range(len(questions))]
         written = [{"prompt": each, "completion": answer} for each, answer in zip(prompts, answers, strict=True)]
         return DataSection(train=str(write_jsonl(tmp_path / name, written)), sample="completion", bad_rows="leave_out")
 
-    section = rows("train", ("Hello", "Hi", "one and one?"), ("Hello",), ("Hello", "Hi", "one?"))
+    section = rows("train", ("Hello", "Hi", "one and one?"), ("Hello",), ("Hello", "Hi", "one?"), system=system)
     places = [row.place for row in read_data_rows(section).rows]
     assert len(places) == 3
     alone = read_data_rows(section, frozenset({("hello", None)}))
