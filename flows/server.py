@@ -99,7 +99,7 @@ def environment_of_child() -> dict[str, str]:
     from prefect.settings import get_current_settings
 
     server = {"PREFECT_API_URL": str(get_current_settings().api.url)}
-    return own_environment() | server | ({} if has_lasting_api() else {_TEMPORARY: "1"})
+    return os.environ | server | ({} if has_lasting_api() else {_TEMPORARY: "1"})
 
 
 _temporary: list[LocalApi] = []

@@ -193,7 +193,8 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
     if stop.is_set():
         raise WorkerError("the sweep was stopped before it")
     process = subprocess.Popen(
-        [sys.executable, "-m", "flowmill.flows.cli", *arguments, "--quiet"],
+        # Files in the working directory must not shadow libraries; the command still finds the modules there.
+        [sys.executable, "-P", "-m", "flowmill.flows.cli", *arguments, "--quiet"],
         env=environment_of_child(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -140,15 +140,18 @@ def test_a_variant_that_failed_is_no_variant_that_is_done(
 def test_a_variant_in_a_process_of_its_own_has_the_conditions_of_this_one(
     is_temporary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of the working directory shadow no library, and no address of a temporary server is passed on."""
+    """Files of the working directory shadow no library, none of ours shadows them, and no address of a temporary server
+    is passed on."""
     command = tmp_path / "python"
-    command.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\n")
+    command.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\necho $1 > {tmp_path}/option\n")
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(command))
     monkeypatch.setattr(server, "_temporary", [server] * is_temporary)
     sweep.run_variant.fn(["run"], threading.Event())
     variables = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
-    assert variables["PYTHONSAFEPATH"] == "1"
+    assert (tmp_path / "option").read_text() == "-P\n"
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        assert variables.get(name) == os.environ.get(name)
     monkeypatch.setattr(server, "_temporary", [])
     monkeypatch.setattr(os, "environ", variables)
     assert server.has_lasting_api() is not is_temporary
