@@ -226,6 +226,9 @@ class LocalBackend:
         except OSError as error:
             raise _unusable(self.folder, error) from None
         with opened as file:
+            # All who may list the folder look at its locks, and the umask of one process may keep others from them.
+            with contextlib.suppress(OSError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.parent.stat().st_mode) & 0o666)
             if not _locks(file, fcntl.LOCK_EX):
                 holder = file.read().decode("ascii", "replace").strip()
                 raise RunConflictError(
@@ -245,6 +248,11 @@ class LocalBackend:
                 return not _locks(file, fcntl.LOCK_SH, patience_s=0.0)
         except FileNotFoundError:
             return False
+        except PermissionError:
+            raise StoreError(
+                f"'{self._at(path)}' cannot be read, so it is unknown whether a process holds this lock. Let its owner "
+                "make it readable with chmod a+r."
+            ) from None
 
 
 def _sizes(folder: str | Path, top: str) -> Iterator[tuple[str, int]]:

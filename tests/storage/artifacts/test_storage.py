@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import multiprocessing
@@ -143,6 +144,25 @@ def test_published_weights_can_be_read_by_whoever_can_list_the_store(tmp_path: P
         backend.publish(folder, "policies/one")
     above = (tmp_path / "policies").stat().st_mode & 0o666
     assert (tmp_path / "policies/one/policy.safetensors").stat().st_mode & 0o777 == above
+
+
+def test_locks_can_be_read_by_whoever_can_list_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``store gc`` of an administrator, whose umask is often 077, locks the store for all."""
+    root = ArtifactStore(str(tmp_path)).root
+    (tmp_path / "runs").mkdir(mode=0o755)
+    before = os.umask(0o077)
+    try:
+        with root.lock("runs/.lock", "The store"):
+            assert (tmp_path / "runs/.lock").stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+    def refused(*about: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("flowmill.storage.backends.local.os.open", refused)
+    with pytest.raises(StoreError, match=r"runs/\.lock' cannot be read.*chmod a\+r"):
+        root.locked("runs/.lock")
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
