@@ -215,25 +215,32 @@ def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collect
     return set[str]().union(*store.root.map(read, [name for name in names if name not in forgotten]))
 
 
-def _due(store: ArtifactStore, forgotten: Collection[str], *, trusted: bool) -> set[str]:
+def _due(store: ArtifactStore, forgotten: Collection[str], *, trusted: bool) -> set[str] | None:
     from flowmill.configs.errors import FlowmillError, TrustError
+    from flowmill.flows.console import console
     from flowmill.storage.artifacts.lineage import list_runs
     from flowmill.tasks.runs.opening import open_run
     from flowmill.tasks.runs.staleness import unfinished
+
+    untrusted = []
 
     def unfinished_of(name: str) -> set[str]:
         try:
             return unfinished(open_run(store.root.uri, name, reads=True, trusted=trusted).chain)
         except TrustError:
-            # Its owner may continue it.
-            raise
+            untrusted.append(name)
+            return set()
         except FlowmillError:
             # A run that cannot be opened does not continue.
             return set()
 
-    return set[str]().union(
-        *store.root.map(unfinished_of, [name for name in list_runs(store) if name not in forgotten])
-    )
+    due = set[str]().union(*store.root.map(unfinished_of, [name for name in list_runs(store) if name not in forgotten]))
+    if untrusted:
+        console.print(
+            f"Incomplete artifacts that no run names stay: {', '.join(sorted(untrusted))} may continue with them, and "
+            "names code that is not trusted here. --trust-store looks whether it does."
+        )
+    return None if untrusted else due
 
 
 @store_app.command()

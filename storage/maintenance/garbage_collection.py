@@ -36,8 +36,9 @@ class Retention:
     """Runs that ``keep_epochs`` applies to; all when empty."""
     needed: Collection[str] = ()
     """Artifacts, ``kind/id``, that unfinished runs still read: ``keep_epochs`` keeps them."""
-    due: Callable[[], Collection[str]] = frozenset
-    """Returns the artifacts that unfinished stages of the remaining runs make; only called if some are incomplete."""
+    due: Callable[[], Collection[str] | None] = frozenset
+    """Returns the artifacts that unfinished stages of the remaining runs make, None if that is unknown: incomplete ones
+    stay. Only called if there are some."""
     older_than_s: float = 86400.0
     """Minimum age of removed artifacts that no run names, as a running process may still register younger ones, and of
     unfinished files of other machines."""
@@ -75,13 +76,17 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
             # Without a record the age is unknown: it counts as new, as its training may be in progress.
             old = item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s
             # An interrupted run continues with the shards that it has.
-            if old and (item["complete"] or not (_claimed(store, artifact, remaining) or artifact in due())):
+            if old and (item["complete"] or not (_claimed(store, artifact, remaining) or _is_due(artifact, due()))):
                 removals.append(Removal(label=artifact, size=size, reason="no run names it", trace=False))
         elif artifact in past and (not item["removed"] or _left(store, ArtifactRef.parse(artifact))):
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
             removals.append(Removal(label=artifact, size=size, reason=reason, trace=True))
     # On a full disk, removals that write a note have room for it after the others.
     return [*_unfinished(store, retention.older_than_s), *sorted(removals, key=lambda removal: removal.trace)]
+
+
+def _is_due(artifact: str, due: Collection[str] | None) -> bool:
+    return due is None or artifact in due
 
 
 def _claimed(store: ArtifactStore, artifact: str, runs: Collection[str]) -> bool:

@@ -471,7 +471,11 @@ def test_unnamed_artifacts_stay_while_they_are_young(context: RunContext) -> Non
 
 
 def test_shards_of_an_interrupted_stage_stay_until_its_run_is_forgotten(
-    context: RunContext, make_config: ConfigFactory
+    context: RunContext,
+    make_config: ConfigFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     context = prepare(make_config("run.epochs=3"))
     store, rollout = context.store, stage_run(context, "rollout", 3)
@@ -487,8 +491,13 @@ def test_shards_of_an_interrupted_stage_stay_until_its_run_is_forgotten(
     assert plan_removals(store, Retention(older_than_s=-1)) == [], "the claim alone holds it"
     claim.unlink()
     assert len(collect()) == 1, "the run makes it next"
+    prepare(make_config("run.name=theirs", "advantage.estimator={name: 'tests.tasks.checks.test_plug_ins:Signs'}"))
+    with monkeypatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+        assert len(collect()) == 1, "its code is not trusted, so it may make them next"
+        assert "stay: theirs may continue with them, and names code" in " ".join(capsys.readouterr().out.split())
     claim.write_bytes(whole)
-    assert collect("small") == []
+    assert collect("small", "theirs") == []
 
 
 def test_a_copied_run_is_the_same_run(context: RunContext, tmp_path: Path) -> None:
