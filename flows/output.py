@@ -20,7 +20,8 @@ def discard_output(stream: IO[str]) -> None:
     """Point a stream whose pipe is closed at the null device, and standard error if it is the same pipe."""
     closed = os.fstat(stream.fileno())
     null = os.open(os.devnull, os.O_WRONLY)
-    for each in (stream, sys.stderr):
+    # There is no standard error in a process that was started without one.
+    for each in filter(None, (stream, sys.stderr)):
         if os.path.samestat(os.fstat(each.fileno()), closed):
             os.dup2(null, each.fileno())
     os.close(null)

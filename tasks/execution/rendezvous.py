@@ -70,7 +70,9 @@ class Rendezvous(RendezvousHandler):
         if first is not None:
             self._port = first.getsockname()[1]
         elif self._nodes == 1:
-            raise RendezvousConnectionError(f"{self._host}:{self._port} is taken: {_OTHERS}")
+            raise RendezvousConnectionError(
+                f"{self._host}:{self._port} is no address of this node, or it is taken: {_OTHERS}"
+            )
         self._store = self._opened(first)
         meeting = PrefixStore(self._run_id, self._store)
         number = 0 if first is not None else int(meeting.add("agents", 1))

@@ -26,17 +26,20 @@ from flowmill.flows.progress import Lines
     ],
     ids=["say", "json", "table", "progress"],
 )
-def test_a_closed_pipe_ends_nothing(output: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_errors", [True, False])
+def test_a_closed_pipe_ends_nothing(
+    output: Callable[[], None], has_errors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     monkeypatch.setattr("flowmill.flows.progress.console", _Console())
     with os.fdopen(writer, "w") as pipe, os.fdopen(os.dup(writer), "w") as same:
         monkeypatch.setattr(sys, "stdout", pipe)
-        monkeypatch.setattr(sys, "stderr", same)
+        monkeypatch.setattr(sys, "stderr", same if has_errors else None)
         output()
         output()
         assert os.path.samestat(os.fstat(pipe.fileno()), os.stat(os.devnull))
-        assert os.path.samestat(os.fstat(same.fileno()), os.stat(os.devnull))
+        assert os.path.samestat(os.fstat(same.fileno()), os.stat(os.devnull)) is has_errors
 
 
 def test_errors_are_printed_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
