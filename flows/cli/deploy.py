@@ -45,6 +45,8 @@ def deploy_command(
             "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist. "
             "Only --gpu-slots N may stand alone."
         )
+    if shown and (parameters or sure or request != DeployRequest()):
+        raise ConfigError("--list shows all deployments, with no other option. Remove the others, or --list.")
     say("listing" if shown else "deploying")
     if shown:
         list_deployments()

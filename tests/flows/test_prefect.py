@@ -60,6 +60,9 @@ def test_every_flow_is_deployed_with_a_form_for_what_it_takes() -> None:
     [
         ([], "Say which deployments"),
         (["--all", "--only", "score"], "Say which deployments"),
+        (["--list", "--only", "score"], "Say which deployments"),
+        (["--list", "--pool", "mine"], "--list shows all deployments, with no other option"),
+        (["--list", "--yes"], "--list shows all deployments, with no other option"),
         (["--only", "scores"], "Did you mean 'score'"),
         (["--only", "score", "--advance", "1"], "--advance is for none of the deployments score"),
         (["--only", "pipeline", "--run", "r"], "--run is for none of the deployments pipeline"),
