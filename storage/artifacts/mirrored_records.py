@@ -59,8 +59,8 @@ def read_with_copies(
     if missing:
         time.sleep(_UNDER_WAY_S)
         read |= _read(root, missing)
-    # Records that were written since the copies were listed.
-    new = {layout.copy_of(path): path for path in read if path not in copied}
+    # Records that were written since the copies were listed; those of versions without copies are not looked for.
+    new = {layout.copy_of(path): path for path, data in read.items() if path not in copied and is_whole(data, path)}
     return read, copied | {new[copy]: data for copy, data in _read(root, [*new]).items()}
 
 

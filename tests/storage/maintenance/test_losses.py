@@ -78,6 +78,19 @@ def test_every_lost_record_is_seen_and_put_back(run: RunFolder) -> None:
     assert state(run) == whole
 
 
+def test_copies_of_records_without_are_not_looked_for(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions wrote none, and on S3 each look is a request."""
+    shutil.rmtree(Path(run.store.root.uri) / layout.copies(run.name))
+    for path in records(run):
+        content = unseal(path.read_bytes(), str(path.relative_to(run.store.root.uri)))
+        path.write_bytes(seal({name: value for name, value in content.items() if name != "at"}))
+    store, asked = fresh(run).store, list[str]()
+    read_many = store.root.read_many
+    monkeypatch.setattr(store.root, "read_many", lambda paths: asked.extend(paths) or read_many(paths))
+    assert list(damaged_records(store)) == []
+    assert not [path for path in asked if layout.COPIES in path]
+
+
 def test_every_swap_and_doubling_is_seen_and_put_back(run: RunFolder) -> None:
     whole = state(run)
     for one, other in itertools.permutations(whole, 2):

@@ -115,7 +115,8 @@ def test_an_endpoint_of_another_run_is_named(nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "message"), [(1, "is no address of this node, or it is taken"), (2, "No rendezvous at .*one of the nodes")]
+    ("nodes", "message"),
+    [(1, "is no address of this node, or it is taken"), (2, "No rendezvous at .*one of the nodes")],
 )
 def test_an_endpoint_of_nobody_is_named(nodes: int, message: str) -> None:
     # An address of no machine (RFC 5737): nobody can listen there.
