@@ -202,7 +202,8 @@ def gc(
             if delete:
                 remove(store, removal)
     total = size(sum(removal.size for removal in removals))
-    console.print(f"{len(removals)} entries, {total}" + ("" if delete else "; nothing removed yet, say --delete"))
+    left = "; nothing removed yet, say --delete" if removals and not delete else ""
+    console.print(f"{len(removals)} entries, {total}{left}")
 
 
 def _still_read(store: ArtifactStore, names: Collection[str], forgotten: Collection[str], *, trusted: bool) -> set[str]:

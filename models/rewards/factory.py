@@ -158,8 +158,18 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
         )
     valid = _function_options(name, label, options) if inspect.isfunction(label) else option_names(label)
     check_options(label, name, options, label="reward", valid=valid)
+    if not inspect.isfunction(label):
+        _check_method(name, label, needs_of(name, options))
     if device is not None and _DEVICE not in valid:
         raise ConfigError(f"reward '{name}' takes no device, but 'device' is '{device}'. Remove it.")
+
+
+def _check_method(name: str, component: Any, needs: Needs) -> None:
+    """Refuse a class whose method ``score`` cannot be called as that of ``Reward``."""
+    parameters = list(inspect.signature(component.score).parameters.values())
+    if not isinstance(inspect.getattr_static(component, "score"), staticmethod | classmethod):
+        del parameters[:1]
+    _check_signature(f"{name}.score", parameters, (*ARGUMENTS, "references") if needs.references else ARGUMENTS)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
@@ -181,11 +191,7 @@ def _function_options(name: str, function: Callable[..., Any], options: Mapping[
     """Return the options of a reward function; refuse a wrong signature, or a missing option."""
     parameters, positional = _parameters(function)
     arguments = _arguments(function, needs_of(name, options))
-    if len(positional) < len(arguments) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise ConfigError(
-            f"reward '{name}' takes ({', '.join(p.name for p in parameters)}), but is called with "
-            f"({', '.join(arguments)}). Give it these {len(arguments)} parameters first; options follow."
-        )
+    _check_signature(name, parameters, arguments)
     rest = [p for p in parameters if p not in positional[: len(arguments)]]
     missing = [p.name for p in rest if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for option in missing:
@@ -194,3 +200,20 @@ def _function_options(name: str, function: Callable[..., Any], options: Mapping[
     if any(p.kind is p.VAR_KEYWORD for p in rest):
         return list(options)
     return [p.name for p in rest if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _check_signature(name: str, parameters: Sequence[inspect.Parameter], arguments: Sequence[str]) -> None:
+    """Refuse parameters that cannot be given the arguments of a reward, or would be given them by mistake."""
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < len(arguments) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise ConfigError(
+            f"reward '{name}' takes ({', '.join(p.name for p in parameters)}), but is called with "
+            f"({', '.join(arguments)}). Give it these {len(arguments)} parameters first; options follow."
+        )
+    for parameter, argument in [*zip(positional, arguments, strict=False)][2:]:
+        # It would be given the metadata in place of its default, and no score would show it.
+        if parameter.default is not parameter.empty and parameter.name != argument:
+            raise ConfigError(
+                f"reward '{name}': its parameter '{parameter.name}' has a default, but is given the {argument}. Write "
+                f"'*' before it if it is an option, or name it '{argument}'."
+            )

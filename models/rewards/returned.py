@@ -41,10 +41,11 @@ def read_scores(result: Any, name: str, batch: Batch) -> Scores:
         values = returned.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        where = describe(batch.origin, int(bad[0]), batch.prompts)
+        where, value = describe(batch.origin, int(bad[0]), batch.prompts), returned[bad[0]]
+        fault = "not finite" if value is None or not np.isfinite(float(value)) else "too large for float32"
         raise RewardError(
-            f"Reward '{name}' returned {returned[bad[0]]} for {where} ({len(bad)} of {len(values)} scores are not "
-            "finite). A gradient cannot be made from that: mend the reward, then run again; the rollouts are kept."
+            f"Reward '{name}' returned {value} for {where} ({len(bad)} of {len(values)} scores are {fault}). A "
+            "gradient cannot be made from that: mend the reward, then run again; committed rollouts are kept."
         )
     return Scores(values, None if scores.notes is None else _notes(scores.notes, name, len(batch)))
 

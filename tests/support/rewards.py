@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmill.models.rewards.base import Batch, Needs, Reward, Scores
+from flowmill.models.rewards.base import Batch, Needs, Reward, Scores, declare
 from flowmill.models.rewards.invocation import Handling, score
 
 
@@ -125,6 +125,25 @@ def brightness(
 ) -> np.ndarray:
     """A function as a reward: the mean of one channel, 0 to 1."""
     return np.asarray(media[..., channel].reshape(len(media), -1).mean(1) / 255)
+
+
+def strict(media: np.ndarray, prompts: Sequence[str], strictness: bool = False) -> list[float]:
+    """Its option stands where metadata are."""
+    return [0.5 if strictness else 1.0 for _ in media]
+
+
+@declare(references=True)
+def near(media: np.ndarray, prompts: Sequence[str], metadata: Any, scale: float = 2.0) -> list[float]:
+    """Its option stands where references are."""
+    return [scale for _ in media]
+
+
+class OfImages:
+    """Scores without metadata, which a class cannot."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str]) -> list[float]:
+        """Return ones."""
+        return [1.0 for _ in media]
 
 
 def aimed(

@@ -121,13 +121,18 @@ def test_what_is_one_number_per_sample_is_taken(kind: str, how: str, groupwise: 
 
 
 @pytest.mark.parametrize(
-    ("values", "said"), [([1.0, None], "None"), ([1.0, float("nan")], "nan"), ([1.0, 1e300], "1e+300")]
+    ("values", "said", "fault"),
+    [
+        ([1.0, None], "None", "not finite"),
+        ([1.0, float("nan")], "nan", "not finite"),
+        ([1.0, 1e300], "1e+300", "too large for float32"),
+    ],
 )
-def test_a_score_that_is_missing_or_not_finite_is_of_its_sample(values: list[Any], said: str) -> None:
+def test_a_score_that_is_missing_or_not_finite_is_of_its_sample(values: list[Any], said: str, fault: str) -> None:
     reward = made(lambda: values, "function", groupwise=False)
     with pytest.raises(RewardError) as error:
         score(reward, "mine", BATCH)
-    assert f"returned {said} for prompt 'b' (1 of 2 scores are not finite)" in str(error.value)
+    assert f"returned {said} for prompt 'b' (1 of 2 scores are {fault})" in str(error.value)
 
 
 def plain(media: Any, prompts: Any, metadata: Any) -> list[int]:
