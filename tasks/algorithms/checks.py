@@ -14,6 +14,7 @@ from flowmill.configs.advantages import ReplaySection
 from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
+from flowmill.tasks.algorithms.forward import ForwardProcess
 
 if TYPE_CHECKING:
     from flowmill.tasks.algorithms.base import Requirements
@@ -190,11 +191,14 @@ def check_options(config: RunConfig, algorithm: Any) -> None:
     """Check that options of an algorithm act next to its others. Stored runs may have such as do not."""
     times = algorithm.requires.times
     reasons = [_reason(part) for part in (algorithm, times, algorithm.requires.decay)]
-    reasons += [
-        f"{name} of times is {value!r}, but this algorithm needs {getattr(times, name)!r}"
-        for name, value in ({} if times is None else getattr(algorithm, "times", {})).items()
-        if value != getattr(times, name)
-    ]
+    # Options of the same name of an algorithm of the user's own may be anything.
+    if times is not None and isinstance(algorithm, ForwardProcess):
+        own = algorithm.levels()
+        reasons += [
+            f"{name} of times is {getattr(own, name)!r}, but this algorithm needs {getattr(times, name)!r}"
+            for name in algorithm.times
+            if getattr(own, name) != getattr(times, name)
+        ]
     refuse(
         config,
         (

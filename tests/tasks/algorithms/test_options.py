@@ -236,6 +236,21 @@ def test_options_without_those_that_they_belong_to_are_refused(
         check_options(config, algorithm)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """An algorithm of one's own whose option ``times`` is a number."""
+
+    times: int = 4
+
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(data="forward", times=ForwardTimes(count=self.times))
+
+
+def test_an_option_times_of_ones_own_may_be_anything() -> None:
+    check_options(load_config(ROOT / "configs" / "digits.yaml"), Counted(times=2))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
