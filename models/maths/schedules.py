@@ -103,7 +103,14 @@ class Window:
     epochs_per_shift: PositiveInt = 1
     """Epochs a progressive window stays."""
 
-    def without_effect(self) -> str | None:
+    def without_effect(self, steps: int) -> str | None:
+        """Return why a moving window stays, if so."""
+        starts = len(self._starts(steps))
+        stays = self.mode == "progressive" and self.stride >= starts
+        reason = f"stride is {self.stride}, and its range has room for {starts} starts of a window, so it never moves"
+        return reason if stays else None
+
+    def switched_off(self) -> str | None:
         """Return why options of a moving window do nothing, if so."""
         idle = self.mode != "progressive" and (self.stride, self.epochs_per_shift) != (1, 1)
         reason = f"stride and epochs_per_shift act with mode 'progressive', and mode is {self.mode!r}"

@@ -18,6 +18,7 @@ from flowmill.configs.model import ModelSection
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.schema import RunConfig, StoreSection
 from flowmill.configs.suggestions import did_you_mean
+from flowmill.configs.user_directories import user_path
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RUN_VERSION, RunFolder, list_runs
@@ -87,6 +88,15 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
         return None
     refuse_other_settings(config, changed)
     return RunContext(store, config, run, reporter=reporter)
+
+
+def has_begun(config: RunConfig) -> bool:
+    """Return whether the run of a config exists with the same settings and has artifacts; creates no store."""
+    root = config.store.root
+    if "://" not in root and not user_path(root).is_dir():
+        return False
+    run = RunFolder(ArtifactStore(config.store), run_name(config))
+    return conflicts(run, config) == [] and bool(run.entries())
 
 
 def bind_run(config: RunConfig) -> RunContext:
