@@ -75,6 +75,20 @@ def test_what_an_ablation_switches_off_is_noted(make_config: Make, changed: list
     assert expected in note
 
 
+@pytest.mark.parametrize(
+    ("advantage", "algorithm"),
+    [
+        ("{std: global, mean: global}", "nft"),
+        ("{std: running}", "nft"),
+        ("{estimator: 'tests.tasks.checks.test_plug_ins:Signs'}", "dpo"),
+        ("{}", "{name: nft, options: {kl_coef: 0.1}}"),
+    ],
+)
+def test_equal_samples_are_allowed_where_they_are_trained_on(make_config: Make, advantage: str, algorithm: str) -> None:
+    changed = (f"advantage={advantage}", f"optimize.algorithm={algorithm}", "rollout.same_noise=true")
+    check_config(make_config("rollout.plan=final", *changed), rewards=False)
+
+
 def test_a_run_that_has_begun_goes_on_with_settings_without_effect(make_config: Make) -> None:
     idle, refusal = "advantage={soft_clip: 3, clip: 2}", "advantage.clip is set"
     config = begin_run(make_config(idle)).config
@@ -179,6 +193,7 @@ REFUSED = {
         optimize.algorithm={name: dpo, options: {times: {shared: false}}}; rollout.plan=final -> shared of times is Fa
         rollout.plan={name: window, options: {mode: progressive, stride: 9}} -> so it never moves
         rollout.plan=final; optimize.algorithm=nft; rollout.same_noise=true -> all samples of a group would be equal
+        advantage={std: running}; rollout.plan=final; optimize.algorithm=dpo; rollout.same_noise=true -> would be equal
         advantage.best_of=3 -> multiple of 2
         prompts.sampler=dificulty -> Did you mean 'difficulty'
         prompts.sampler=difficulty -> it needs either 'target', a mean reward, or 'epochs'
