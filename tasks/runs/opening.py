@@ -18,11 +18,11 @@ from flowmill.configs.model import ModelSection
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.schema import RunConfig, StoreSection
 from flowmill.configs.suggestions import did_you_mean
-from flowmill.configs.user_directories import user_path
 from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RUN_VERSION, RunFolder, list_runs
 from flowmill.storage.artifacts.mirrored_records import lost_newest
+from flowmill.storage.backends import may_exist
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.shapes import with_columns
 from flowmill.tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
@@ -92,8 +92,7 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
 
 def has_begun(config: RunConfig) -> bool:
     """Return whether the run of a config exists with the same settings and has artifacts; creates no store."""
-    root = config.store.root
-    if "://" not in root and not user_path(root).is_dir():
+    if not may_exist(config.store):
         return False
     run = RunFolder(ArtifactStore(config.store), run_name(config))
     return conflicts(run, config) == [] and bool(run.entries())
