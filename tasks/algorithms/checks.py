@@ -167,8 +167,8 @@ def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
         )
 
 
-def without_effect(config: RunConfig, algorithm: Any, plan: Any | None) -> Iterator[Refusal]:
-    """Yield settings that have no effect next to others, whatever these are set to.
+def without_effect(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[Refusal]:
+    """Yield settings that have no effect next to others, other than those that an ablation switches off.
 
     Args:
         config: the config.
@@ -205,7 +205,7 @@ def _idle_options(algorithm: Any) -> Iterator[str]:
                 yield f"{name} of times is {getattr(own, name)!r}, but this algorithm needs {getattr(times, name)!r}"
 
 
-def switched_off(config: RunConfig, algorithm: Any, plan: Any | None) -> Iterator[str]:
+def switched_off(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[str]:
     """Yield notes on settings that a coefficient of 0, a mode or a std switches off, as ablations do.
 
     Args: see ``without_effect``.
