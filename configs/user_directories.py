@@ -28,7 +28,7 @@ def user_path(path: str | Path) -> Path:
         ) from None
 
 
-def expanded(path: str | Path) -> Path:
+def possible_path(path: str | Path) -> Path:
     """Return the same path, to see whether something is there; nothing is in a home folder that there is not."""
     return Path(os.path.expanduser(path))
 
