@@ -28,6 +28,11 @@ def user_path(path: str | Path) -> Path:
         ) from None
 
 
+def possible_path(path: str | Path) -> Path:
+    """Return the same path, to see whether something is there; nothing is in a home folder that there is not."""
+    return Path(os.path.expanduser(path))
+
+
 def _folder(variable: str, below: str) -> Path:
     """Return a user folder; raise ConfigError if the user has no home."""
     named = os.environ.get(variable)

@@ -103,7 +103,14 @@ class Window:
     epochs_per_shift: PositiveInt = 1
     """Epochs a progressive window stays."""
 
-    def without_effect(self) -> str | None:
+    def without_effect(self, steps: int) -> str | None:
+        """Return why a moving window stays, if so."""
+        starts = len(self._starts(steps))
+        stays = self.mode == "progressive" and self.stride >= starts
+        reason = f"stride is {self.stride}, and its range has room for {starts} starts of a window, so it never moves"
+        return reason if stays else None
+
+    def switched_off(self) -> str | None:
         """Return why options of a moving window do nothing, if so."""
         idle = self.mode != "progressive" and (self.stride, self.epochs_per_shift) != (1, 1)
         reason = f"stride and epochs_per_shift act with mode 'progressive', and mode is {self.mode!r}"
@@ -112,8 +119,8 @@ class Window:
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the window of a group; without ``high`` the last step is never in it. Raises ValueError if the window
         does not fit into the schedule."""
-        high = steps - 1 if self.high is None else self.high
-        starts = range(self.low, high - self.size + 1)
+        starts = self._starts(steps)
+        high = starts.stop + self.size - 1
         if not starts or high > steps:
             raise ValueError(
                 f"a window of {self.size} steps does not fit into [{self.low}, {high}) of rollout.steps {steps}. "
@@ -125,9 +132,25 @@ class Window:
             start = random.Random(seed).choice(starts)
         else:
             places = starts[:: self.stride]
-            start = places[(epoch - 1) // self.epochs_per_shift % len(places)]
+            start = places[self._shifts(epoch) % len(places)]
         chosen = tuple(range(start, start + self.size))
         return Steps(stochastic=chosen, trained=chosen)
+
+    def moved(self, steps: int, epoch: int) -> bool:
+        """Return whether the window of an epoch lies elsewhere than in earlier versions, which did not start again at
+        ``low`` where ``stride`` does not divide the range."""
+        starts, shifts = self._starts(steps), self._shifts(epoch)
+        if self.mode != "progressive" or not starts:
+            return False
+        places = starts[:: self.stride]
+        return places[shifts % len(places)] != starts[shifts * self.stride % len(starts)]
+
+    def _starts(self, steps: int) -> range:
+        high = steps - 1 if self.high is None else self.high
+        return range(self.low, high - self.size + 1)
+
+    def _shifts(self, epoch: int) -> int:
+        return (epoch - 1) // self.epochs_per_shift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +245,10 @@ class BranchEveryStep:
     """Branches that leave the trunk at every step."""
     steps: Distinct | None = None
     """Steps that branch; all but the last when absent."""
+
+    def per_trunk(self, steps: int) -> int:
+        """Return the number of branches of a trunk."""
+        return self.branches * (steps - 1 if self.steps is None else len(self.steps))
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the branching steps, the same for every group; raise ValueError if a step lies outside the

@@ -45,7 +45,7 @@ class AWM(ForwardProcess, RatioClip):
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start. The behavior policy makes
     the rollouts, like Flow-Factory's EMA with ``off_policy``; without a decay the policy itself does."""
 
-    def without_effect(self) -> str | None:
+    def switched_off(self) -> str | None:
         """Return why the exponent does nothing, if so."""
         idle = self.power != 0.25 and self.weighting != "ghuber"
         return f"power belongs to weighting 'ghuber', and weighting is {self.weighting!r}" if idle else None

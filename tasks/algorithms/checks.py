@@ -14,6 +14,7 @@ from flowmill.configs.advantages import ReplaySection
 from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
+from flowmill.tasks.algorithms.forward import ForwardProcess
 
 if TYPE_CHECKING:
     from flowmill.tasks.algorithms.base import Requirements
@@ -81,26 +82,6 @@ def _groups_and_monitors(config: RunConfig) -> Iterator[Refusal]:
             "there are no monitors to doubt a reward by, so there is nothing to gate",
             "Set it, or remove advantage.kl_gate",
         )
-
-
-def _without_effect(config: RunConfig) -> Iterator[Refusal]:
-    """Yield settings of advantages that others leave without effect."""
-    advantage, fields = config.advantage, type(config.advantage).model_fields
-    idle = {
-        ("buffer", "min_count"): ("std", advantage.std != "running"),
-        ("unbiased", "epsilon", "floor"): ("std", advantage.std == "none"),
-        ("clip",): ("soft_clip", advantage.soft_clip is not None),
-        ("best_of",): ("mode", advantage.mode == "best_worst"),
-    }
-    for names, (other, applies) in idle.items():
-        for name in names:
-            if applies and getattr(advantage, name) != fields[name].default:
-                yield Refusal(
-                    f"advantage.{name}",
-                    f"advantage.{other} is {getattr(advantage, other)!r}, so it has no effect",
-                    "Remove one of them",
-                    f"advantage.{name} is set, but",
-                )
 
 
 def _informative(config: RunConfig, groups: int, size: int) -> Iterator[Refusal]:
@@ -186,36 +167,69 @@ def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
         )
 
 
-def check_options(config: RunConfig, algorithm: Any) -> None:
-    """Check that options of an algorithm act next to its others. Stored runs may have such as do not."""
+def without_effect(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[Refusal]:
+    """Yield settings that have no effect next to others, other than those that an ablation switches off.
+
+    Args:
+        config: the config.
+        algorithm: its algorithm.
+        plan: its rollout plan; None where samples have no steps.
+    """
+    for why in _idle_options(algorithm):
+        yield Refusal("optimize.algorithm.options", why, "Change or remove them", f"{_named(config)}:")
+    still = plan.without_effect(config.rollout.steps) if hasattr(plan, "without_effect") else None
+    if still is not None:
+        name = config.rollout.plan.name
+        yield Refusal("rollout.plan.options", still, "Change or remove them", f"rollout.plan '{name}':")
+    if config.advantage.soft_clip is not None and _is_set(config, "clip"):
+        yield Refusal(
+            "advantage.clip",
+            f"advantage.soft_clip is {config.advantage.soft_clip!r}, so it has no effect",
+            "Remove one of them",
+            "advantage.clip is set, but",
+        )
+
+
+def _idle_options(algorithm: Any) -> Iterator[str]:
+    """Yield why options of an algorithm do nothing."""
     times = algorithm.requires.times
-    reasons = [_reason(part) for part in (algorithm, times, algorithm.requires.decay)]
-    reasons += [
-        f"{name} of times is {value!r}, but this algorithm needs {getattr(times, name)!r}"
-        for name, value in ({} if times is None else getattr(algorithm, "times", {})).items()
-        if value != getattr(times, name)
-    ]
-    refuse(
-        config,
-        (
-            Refusal("optimize.algorithm.options", why, "Change or remove them", f"{_named(config)}:")
-            for why in reasons
-            if why is not None
-        ),
-    )
+    for part in (algorithm, times, algorithm.requires.decay):
+        reason = part.without_effect() if hasattr(part, "without_effect") else None
+        if reason is not None:
+            yield reason
+    # Options of the same name of an algorithm of the user's own may be anything.
+    if times is not None and isinstance(algorithm, ForwardProcess):
+        own = algorithm.levels()
+        for name in algorithm.times:
+            if getattr(own, name) != getattr(times, name):
+                yield f"{name} of times is {getattr(own, name)!r}, but this algorithm needs {getattr(times, name)!r}"
 
 
-def check_plan_options(config: RunConfig, plan: Any) -> None:
-    """Check that options of a rollout plan act next to its others. Stored runs may have such as do not."""
-    name, why = config.rollout.plan.name, _reason(plan)
-    idle = Refusal("rollout.plan.options", str(why), "Change or remove them", f"rollout.plan '{name}':")
-    refuse(config, [] if why is None else [idle])
+def switched_off(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[str]:
+    """Yield notes on settings that a coefficient of 0, a mode or a std switches off, as ablations do.
+
+    Args: see ``without_effect``.
+    """
+    for where, part in ((_named(config), algorithm), (f"rollout.plan '{config.rollout.plan.name}'", plan)):
+        reason = part.switched_off() if hasattr(part, "switched_off") else None
+        if reason is not None:
+            yield f"{where}: {reason}."
+    advantage = config.advantage
+    idle = {
+        ("buffer", "min_count"): ("std", advantage.std != "running"),
+        ("unbiased", "epsilon", "floor"): ("std", advantage.std == "none"),
+        ("best_of",): ("mode", advantage.mode == "best_worst"),
+    }
+    for names, (switch, off) in idle.items():
+        for name in names:
+            if off and _is_set(config, name):
+                value = getattr(advantage, switch)
+                yield f"advantage.{name} is set, but advantage.{switch} is {value!r}, so it has no effect."
 
 
-def _reason(part: Any) -> str | None:
-    """Return why an option of a component does nothing, if so, and if the component can say it."""
-    reason: str | None = part.without_effect() if hasattr(part, "without_effect") else None
-    return reason
+def _is_set(config: RunConfig, name: str) -> bool:
+    """Return whether a setting of ``advantage`` has another value than by default."""
+    return bool(getattr(config.advantage, name) != type(config.advantage).model_fields[name].default)
 
 
 def check_advantage(config: RunConfig) -> None:
@@ -223,8 +237,8 @@ def check_advantage(config: RunConfig) -> None:
     refuse(config, chain(_statistics(config), _groups_and_monitors(config)))
 
 
-def check_advantage_effects(config: RunConfig, *, groups: int, size: int) -> None:
-    """Check that every setting of ``advantage`` has the effect it names. Stored runs may have such as have none.
+def check_advantage_groups(config: RunConfig, *, groups: int, size: int) -> None:
+    """Check that settings of ``advantage`` fit each other and the groups of an epoch.
 
     Args:
         config: the config.
@@ -232,7 +246,7 @@ def check_advantage_effects(config: RunConfig, *, groups: int, size: int) -> Non
         size: samples of a group.
     """
     check_advantage(config)
-    refuse(config, chain(_without_effect(config), _informative(config, groups, size)))
+    refuse(config, _informative(config, groups, size))
 
 
 def check_replay(config: RunConfig, requires: Requirements) -> None:

@@ -38,7 +38,7 @@ class KL:
     kl_reference: Literal["base", "average"] = "base"
     """Reference of the KL: the base model, or the moving average of the weights."""
 
-    def without_effect(self) -> str | None:
+    def switched_off(self) -> str | None:
         """Return why options of a KL do nothing, if so."""
         idle = self.kl_coef == 0 and (self.kl, self.kl_reference) != ("gaussian", "base")
         return "kl and kl_reference belong to kl_coef, which is 0" if idle else None

@@ -12,13 +12,14 @@ from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
 from flowmill.models.policies import POLICIES
 from flowmill.storage.trajectories import TRAJECTORY_STORES
-from flowmill.tasks.algorithms.checks import Trained, check_options
+from flowmill.tasks.algorithms.checks import Trained, without_effect
 from flowmill.tasks.checks.check_data import check_data
 from flowmill.tasks.checks.check_execution import check_execution
 from flowmill.tasks.checks.check_render import check_render
 from flowmill.tasks.checks.check_rewards import check_followed, check_rewards
 from flowmill.tasks.choices import SAMPLERS
 from flowmill.tasks.choices.difficulty import level_of
+from flowmill.tasks.inputs.components import make_plan
 from flowmill.tasks.inputs.model_settings import check_model, check_reference_images
 from flowmill.tasks.inputs.policy_kind import kind_name
 from flowmill.tasks.inputs.prompts import SOURCE, Prompt
@@ -26,6 +27,7 @@ from flowmill.tasks.inputs.quantize_settings import check_frozen
 from flowmill.tasks.inputs.trained_weights import check_teachers, check_trained
 from flowmill.tasks.metrics.alerts import NAMES
 from flowmill.tasks.modalities.forward_cost import Cost
+from flowmill.tasks.runs.opening import has_begun
 from flowmill.tasks.runs.seeds import most_of_each
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.training.optimizers import check_optimizer
@@ -95,7 +97,6 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     _check_name("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_watch(config)
     refuse(config, _of_kind(plan))
-    check_options(config, plan.algorithm)
     # The base model comes first: later checks depend on its architecture.
     check_model(plan)
     check_execution(plan)
@@ -103,6 +104,7 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     check_optimizer(config)
     check_data(plan)
     plan.modality.check(plan)
+    _check_effects(plan)
     check_frozen(config)
     check_trained(plan)
     check_teachers(plan)
@@ -115,6 +117,14 @@ def check_plan(plan: RunPlan, *, rewards: bool = True) -> Cost:
     _check_sampler(config, plan.prompts["train"])
     cost: Cost = plan.modality.cost(plan)
     return cost
+
+
+def _check_effects(plan: RunPlan) -> None:
+    """Check that settings have an effect; those of a run that has begun are not changed any more."""
+    steps = make_plan(plan.config) if plan.family_spec.denoises else None
+    idle = list(without_effect(plan.config, plan.algorithm, steps))
+    if idle and not has_begun(plan.config):
+        refuse(plan.config, idle)
 
 
 def _check_watch(config: RunConfig) -> None:

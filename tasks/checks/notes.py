@@ -13,6 +13,8 @@ from flowmill.models.policies.tokenization import cut_notes as cut_of
 from flowmill.models.policies.tokenization import load_tokenizers
 from flowmill.models.rewards.factory import needs_of
 from flowmill.models.weights.lora import stack_note
+from flowmill.tasks.algorithms.checks import switched_off
+from flowmill.tasks.inputs.components import make_plan
 from flowmill.tasks.inputs.prompts import uses_guidance
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.modalities.rows import padded
@@ -34,6 +36,7 @@ def training_notes(plan: ResolvedConfig, *, updates: int) -> list[str]:
         *notes,
         *_few_steps(plan),
         *_without_adapters(plan),
+        *switched_off(config, plan.algorithm, make_plan(config) if plan.family_spec.denoises else None),
         *plan.requires.notes,
         *_unwatched(config),
     ]

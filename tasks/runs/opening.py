@@ -22,6 +22,7 @@ from flowmill.storage import layout
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RUN_VERSION, RunFolder, list_runs
 from flowmill.storage.artifacts.mirrored_records import lost_newest
+from flowmill.storage.backends import may_exist
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.shapes import with_columns
 from flowmill.tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
@@ -87,6 +88,14 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
         return None
     refuse_other_settings(config, changed)
     return RunContext(store, config, run, reporter=reporter)
+
+
+def has_begun(config: RunConfig) -> bool:
+    """Return whether the run of a config exists with the same settings and has artifacts; creates no store."""
+    if not may_exist(config.store):
+        return False
+    run = RunFolder(ArtifactStore(config.store), run_name(config))
+    return conflicts(run, config) == [] and bool(run.entries())
 
 
 def bind_run(config: RunConfig) -> RunContext:

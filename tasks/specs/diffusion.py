@@ -8,9 +8,11 @@ from typing import Any
 from flowmill.configs.model_families import spec_of
 from flowmill.configs.rewards import RewardSection
 from flowmill.models.engines import engine_identity
+from flowmill.models.maths import PLANS
+from flowmill.models.maths.schedules import BranchEveryStep, Window
 from flowmill.models.policies import POLICIES
 from flowmill.models.policies.attention import attention_identity
-from flowmill.tasks.inputs.components import call_options, guidance_options
+from flowmill.tasks.inputs.components import call_options, guidance_options, make_plan
 from flowmill.tasks.inputs.resolved import ResolvedConfig
 from flowmill.tasks.specs.modalities import ModalitySpec
 
@@ -42,6 +44,20 @@ class DiffusionSpec(ModalitySpec):
         if plan.config.advantage.kl_coef > 0:
             more["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(plan.config), **more}
+
+    def redrawn_options(self, plan: ResolvedConfig, epoch: int) -> Mapping[str, Any]:
+        """Windows that start again at ``low``, and branches in the order of their trunks.
+
+        Plans of the user's own are not imported to name a rollout.
+        """
+        rollout = plan.config.rollout
+        if rollout.plan.name not in PLANS:
+            return {}
+        drawn, trunks = make_plan(plan.config), rollout.prompts_per_epoch * rollout.group_size
+        if isinstance(drawn, Window) and drawn.moved(rollout.steps, epoch):
+            return {"starts_at_low": True}
+        ordered = isinstance(drawn, BranchEveryStep) and trunks > 1 and drawn.per_trunk(rollout.steps) > 1
+        return {"by_trunk": True} if ordered else {}
 
     def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Size, precision, levels, and stored media."""

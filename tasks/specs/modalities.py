@@ -41,6 +41,10 @@ class ModalitySpec(ABC):
     def rollout_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Return the options of a rollout's samples, besides policy, prompts, seed and epoch."""
 
+    def redrawn_options(self, plan: ResolvedConfig, epoch: int) -> Mapping[str, Any]:
+        """Return options that tell the rollout of an epoch from one that earlier versions drew or ordered otherwise."""
+        return {}
+
     @abstractmethod
     def given_options(self, plan: ResolvedConfig) -> Mapping[str, Any]:
         """Return the options of ingested samples, besides their content, the base model and the store's format."""

@@ -11,7 +11,7 @@ from flowmill.configs.errors import ConfigError, NotCommittedError
 from flowmill.configs.model import ModelSection
 from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
-from flowmill.configs.user_directories import user_path
+from flowmill.configs.user_directories import possible_path
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.inputs.data_section import data_of, data_rows_of, sources_of
@@ -65,7 +65,7 @@ class RunInputs:
         lora = self.config.model.lora
         assert lora is not None
         path = Path(str(lora.start))
-        recorded = self.recorded("start", 0, "policy") if self.reads or not user_path(path).exists() else None
+        recorded = self.recorded("start", 0, "policy") if self.reads or not possible_path(path).exists() else None
         return recorded or adapter_identity(path)
 
     @cached_property
@@ -100,7 +100,7 @@ class RunInputs:
         """Identity of the critic's initial model, if it is not the base model; as recorded if its folder is gone."""
         path = self.config.critic.path
         assert path is not None
-        local = not self.reads and user_path(path).is_dir()
+        local = not self.reads and possible_path(path).is_dir()
         recorded = None if local else self.recorded(_CRITIC, 1, "value")
         return recorded or model_identity(str(critic_folder(path)), None)
 
@@ -120,7 +120,7 @@ class RunInputs:
         Args:
             slot: the slot of that model.
         """
-        there = all(user_path(file).is_file() for file in section.single_files.values())
+        there = all(possible_path(file).is_file() for file in section.single_files.values())
         recorded = self.recorded("single_file", 0, "base", slot) if self.reads or not there else None
         return recorded or single_file_identity(section)
 

@@ -29,7 +29,9 @@ class RolloutStage(Sampling):
         common: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources and not self.config.prompts.chooses:
             common["mixture"] = self.config.prompts.weights
-        return {**self.plan.modality_spec.rollout_options(self.plan), **common, **self.said()}
+        spec = self.plan.modality_spec
+        drawn = {**spec.rollout_options(self.plan), **spec.redrawn_options(self.plan, self.epoch)}
+        return {**drawn, **common, **self.said()}
 
     @property
     def before(self) -> TurnNodes | None:

@@ -9,7 +9,7 @@ from flowmill.models.engines import LOCAL
 from flowmill.models.maths import SOLVERS
 from flowmill.models.policies.tokenization import check_marks
 from flowmill.models.quickstart import BUILDERS
-from flowmill.tasks.algorithms.checks import check_advantage_effects, check_plan_options, check_replay
+from flowmill.tasks.algorithms.checks import check_advantage_groups, check_replay
 from flowmill.tasks.inputs.components import make_kernel, make_plan
 from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
 from flowmill.tasks.inputs.prompts import uses_guidance
@@ -26,13 +26,12 @@ def check_diffusion(plan: RunPlan) -> None:
     _check_name("rollout.solver", config.rollout.solver, SOLVERS)
     _check_name("evaluate.solver", config.evaluate.solver, SOLVERS)
     kernel, steps = make_kernel(config), make_plan(config)
-    check_plan_options(config, steps)
     combination = Combination(
         config=config, kernel=kernel, requires=requires, draws=draw_plans(config, steps), family=plan.family
     )
     check_combination(combination)
     groups, size = combination.rollout_groups
-    check_advantage_effects(config, groups=groups, size=size)
+    check_advantage_groups(config, groups=groups, size=size)
     check_replay(config, requires)
     folder = user_path(str(config.model.path))
     if config.model.path is not None and folder.is_dir():

@@ -97,8 +97,8 @@ def _same_noise(facts: Combination) -> Iterator[Refusal]:
             f"rollout.own_noise is {rollout.own_noise}, which is a distance from the noise that a group shares, but",
         )
     stochastic = facts.kernel.stochastic and any(each.stochastic for each in facts.draws)
-    compared = facts.requires.advantages or facts.requires.desired
-    if rollout.same_noise and not (rollout.own_noise or stochastic) and compared and facts.config.data is None:
+    equal = rollout.same_noise and not (rollout.own_noise or stochastic) and facts.config.data is None
+    if equal and not _trains_equal_samples(facts):
         yield Refusal(
             "rollout.same_noise",
             f"{facts.plan} with rollout.sampler '{rollout.sampler.name}' adds no noise later: all samples of a group "
@@ -113,6 +113,16 @@ def _same_noise(facts: Combination) -> Iterator[Refusal]:
             "Set it to true",
             f"{facts.algorithm} compares two samples that differ only by the noise after their common start, but",
         )
+
+
+def _trains_equal_samples(facts: Combination) -> bool:
+    """Return whether samples are trained on that equal all others of their group."""
+    requires, advantage = facts.requires, facts.config.advantage
+    if not (requires.advantages or requires.desired) or advantage.estimator.name != "group":
+        return True
+    # Rewards are also compared with those of other prompts, or of the prompt's earlier samples.
+    others = advantage.mean == "global" or advantage.std == "running"
+    return (others and requires.unit != "pair") or (requires.zero_advantages and not requires.desired)
 
 
 def _teachers(facts: Combination) -> Iterator[Refusal]:

@@ -18,7 +18,7 @@ from flowmill.models.memory.language_architectures import check_class
 from flowmill.models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
 from flowmill.models.rewards.base import Needs
 from flowmill.tasks.advantages.estimators import Estimator
-from flowmill.tasks.algorithms.checks import Trained, check_advantage_effects, check_replay, compared_rows
+from flowmill.tasks.algorithms.checks import Trained, check_advantage_groups, check_replay, compared_rows
 from flowmill.tasks.inputs.components import tokens_of
 from flowmill.tasks.inputs.data_section import heldout_samples, samples_per_epoch
 from flowmill.tasks.inputs.prompts import uses_guidance
@@ -176,7 +176,7 @@ def check_tokens(plan: RunPlan) -> None:
     refuse(config, _critic(facts))
     if config.critic.path is not None:
         _check_critic(plan, config.critic.path)
-    check_advantage_effects(config, groups=config.rollout.prompts_per_epoch, size=config.rollout.group_size)
+    check_advantage_groups(config, groups=config.rollout.prompts_per_epoch, size=config.rollout.group_size)
     refuse(config, chain(compared_rows(facts), _shared_prompts(facts), _steps(config)))
     check_replay(config, plan.requires)
 

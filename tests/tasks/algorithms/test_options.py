@@ -14,7 +14,7 @@ from flowmill.configs.registry import Table, create, resolve
 from flowmill.models.maths import KERNELS, PLANS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from flowmill.tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
-from flowmill.tasks.algorithms.checks import check_options
+from flowmill.tasks.algorithms.checks import without_effect
 from flowmill.tasks.algorithms.crd import crd_error
 from flowmill.tasks.algorithms.objectives import awm_log_prob, nft_loss
 from tests.conftest import ROOT
@@ -229,11 +229,25 @@ def test_options_without_those_that_they_belong_to_are_refused(
     table: Table, name: str, options: dict[str, Any], others: dict[str, Any]
 ) -> None:
     config = load_config(ROOT / "configs" / "digits.yaml")
-    check_options(config, create(table, name, {**options, **others}, label="algorithm"))
+    assert not [*without_effect(config, create(table, name, {**options, **others}, label="algorithm"), None)]
     # Stored runs with such options can be read.
-    algorithm = create(table, name, options, label="algorithm")
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        check_options(config, algorithm)
+    (refusal,) = without_effect(config, create(table, name, options, label="algorithm"), None)
+    assert next(iter(options)) in refusal.why
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """An algorithm of one's own whose option ``times`` is a number."""
+
+    times: int = 4
+
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(data="forward", times=ForwardTimes(count=self.times))
+
+
+def test_an_option_times_of_ones_own_may_be_anything() -> None:
+    assert not [*without_effect(load_config(ROOT / "configs" / "digits.yaml"), Counted(times=2), None)]
 
 
 @pytest.mark.parametrize(

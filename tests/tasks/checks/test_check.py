@@ -18,10 +18,11 @@ from flowmill.models.policies.attention import FIXED
 from flowmill.models.quickstart.tiny import build_tiny
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.idle_time import idle_notes, idle_shares
-from flowmill.tasks.checks.notes import padding_notes
+from flowmill.tasks.checks.notes import padding_notes, training_notes
+from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
 from tests.conftest import ROOT
-from tests.support.inside import Make
+from tests.support.inside import Make, prepare
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.unified_models import unified_data
 from tests.support.vision_classes import vision_data
@@ -45,6 +46,58 @@ def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Ma
     cost = check_config(make_config("model.guidance_scale=4.5"))
     assert cost.rollout_forwards == 2 * 16 * 3
     assert cost.prompts["negative"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            ["optimize.algorithm={name: grpo, options: {kl: velocity, kl_coef: 0}}"],
+            "kl_reference belong to kl_coef",
+        ),
+        (["optimize.algorithm={name: awm, options: {power: 0.5}}", "rollout.plan=final"], "power belongs to weighting"),
+        (
+            ["rollout.plan={name: window, options: {stride: 3}}"],
+            "plan 'window': stride and epochs_per_shift",
+        ),
+        (
+            ["advantage.std=none", "advantage.unbiased=true"],
+            "unbiased is set, but advantage.std is 'none'",
+        ),
+        (["advantage.buffer=4"], "buffer is set, but advantage.std is 'group'"),
+        (["advantage={mode: best_worst, best_of: 2}"], "best_of is set, but advantage.mode is 'best_worst'"),
+    ],
+)
+def test_what_an_ablation_switches_off_is_noted(make_config: Make, changed: list[str], expected: str) -> None:
+    config = make_config(*changed)
+    check_config(config, rewards=False)
+    (note,) = training_notes(RunPlan(config), updates=4)
+    assert expected in note
+
+
+@pytest.mark.parametrize(
+    ("advantage", "algorithm"),
+    [
+        ("{std: global, mean: global}", "nft"),
+        ("{std: running}", "nft"),
+        ("{estimator: 'tests.tasks.checks.test_plug_ins:Signs'}", "dpo"),
+        ("{}", "{name: nft, options: {kl_coef: 0.1}}"),
+    ],
+)
+def test_equal_samples_are_allowed_where_they_are_trained_on(make_config: Make, advantage: str, algorithm: str) -> None:
+    changed = (f"advantage={advantage}", f"optimize.algorithm={algorithm}", "rollout.same_noise=true")
+    check_config(make_config("rollout.plan=final", *changed), rewards=False)
+
+
+def test_a_run_that_has_begun_goes_on_with_settings_without_effect(make_config: Make) -> None:
+    idle, refusal = "advantage={soft_clip: 3, clip: 2}", "advantage.clip is set"
+    config = begin_run(make_config(idle)).config
+    with pytest.raises(ConfigError, match=refusal):
+        check_config(config)
+    prepare(config)
+    check_config(config)
+    with pytest.raises(ConfigError, match=refusal):
+        check_config(make_config(idle, "run.seed=7"))
 
 
 def test_informative_groups_of_a_branching_plan_are_of_prompts_and_steps(make_config: Make) -> None:
@@ -137,13 +190,10 @@ REFUSED = {
         optimize.algorithm=refl; rollout.plan={name: late, options: {count: 9}} -> 9 states cannot be drawn
         advantage.soft_clip=0 -> advantage.soft_clip
         advantage.soft_clip=3; advantage.clip=2 -> advantage.clip is set, but advantage.soft_clip is 3.0, so
-        advantage={mode: best_worst, best_of: 2} -> advantage.best_of is set, but advantage.mode is 'best_worst', so
-        advantage.std=none; advantage.unbiased=true -> advantage.unbiased is set, but advantage.std is 'none', so
-        optimize.algorithm.options.kl=velocity -> kl and kl_reference belong to kl_coef, which is 0
-        optimize.algorithm={name: awm, options: {power: 0.5}}; rollout.plan=final -> power belongs to weighting 'ghub
         optimize.algorithm={name: dpo, options: {times: {shared: false}}}; rollout.plan=final -> shared of times is Fa
-        rollout.plan={name: window, options: {stride: 3}} -> stride and epochs_per_shift act with mode 'progressive'
+        rollout.plan={name: window, options: {mode: progressive, stride: 9}} -> so it never moves
         rollout.plan=final; optimize.algorithm=nft; rollout.same_noise=true -> all samples of a group would be equal
+        advantage={std: running}; rollout.plan=final; optimize.algorithm=dpo; rollout.same_noise=true -> would be equal
         advantage.best_of=3 -> multiple of 2
         prompts.sampler=dificulty -> Did you mean 'difficulty'
         prompts.sampler=difficulty -> it needs either 'target', a mean reward, or 'epochs'

@@ -90,8 +90,9 @@ CASES = {
         optimize.algorithm={name: fdfo}
         rollout.own_noise=0.2
         rollout.same_noise=true; optimize.algorithm={name: nft}
-        rollout.plan={name: window, options: {mode: fixed, stride: 2}}
-        advantage.buffer=4
+        rollout.plan={name: window, options: {mode: progressive, stride: 6}}
+        optimize.algorithm={name: dpo, options: {times: {shared: false}}}; rollout.plan=final
+        advantage.soft_clip=3; advantage.clip=2
         rollout.plan={name: all, options: {keep_final: true}}; optimize.algorithm={name: fdfo}
         optimize.algorithm={name: opd, options: {teachers: {a: x, b: y}}}
         rollout.plan={name: all, options: {last: train}}; rollout.sampler={name: cps, options: {log_prob: squared}}

@@ -1,4 +1,6 @@
-"""Settings of the model that change samples also change what is trained on ingested ones, which no rollout precedes."""
+"""Settings of the model that change samples also change what is trained on ingested ones, which no rollout precedes;
+identities of files that are gone are the recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowmill.configs.load import load_config
-from flowmill.configs.model import ModelSection
+from flowmill.configs.model import LoraSection, ModelSection
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.runs.chain import Chain
@@ -55,3 +57,20 @@ def test_settings_of_a_model_that_change_rollouts_change_policies_trained_on_dat
     assert set(OTHERS[1:]) < set(changes)
     missed = {each for each in changes if not moved(tmp_path, with_data, Node(1, "optimize"), overrides, each)}
     assert {each.partition("=")[0] for each in missed} == rollouts_alone
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("gone", ["/nowhere/x.safetensors", "~nosuch/x.safetensors"])
+def test_files_that_are_gone_have_their_recorded_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str, reads: bool
+) -> None:
+    config = load_config(ROOT / "configs" / "digits.yaml", [f"store.root={tmp_path}"])
+    # As in a record: a config file with such a path is refused.
+    model = config.model.model_copy(update={"path": "x/y", "single_file": gone, "lora": LoraSection(start=gone)})
+    critic = config.critic.model_copy(update={"path": gone})
+    config = config.model_copy(update={"model": model, "critic": critic})
+    store = ArtifactStore(config.store)
+    facts = RunInputs(store, config, RunFolder(store, "run"), reads=reads)
+    monkeypatch.setattr(RunInputs, "recorded", lambda *place: {"file": "recorded"})
+    found = (facts.single_file_identity(model, ""), facts.adapter_identity, facts.critic_identity)
+    assert found == ({"file": "recorded"},) * 3

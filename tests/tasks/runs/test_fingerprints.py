@@ -234,6 +234,31 @@ def test_presets_keep_the_artifacts_of_earlier_versions(tmp_path: Path) -> None:
     )
 
 
+WINDOW = "rollout.plan={{name: window, options: {{size: 2, mode: {}, stride: {}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("plan", "others", "named"),
+    [
+        # 8 steps have 6 starts of windows of 2. Earlier versions had the starts 0, 4, 2, 0 and now 0, 4, 0, 4.
+        (WINDOW.format("progressive", 4), [], {3: "starts_at_low", 4: "starts_at_low"}),
+        (WINDOW.format("progressive", 2), [], {}),
+        (WINDOW.format("random", 4), [], {}),
+        ("rollout.plan={name: branch, options: {branches: 2, steps: [1]}}", [], dict.fromkeys(range(1, 5), "by_trunk")),
+        ("rollout.plan={name: branch, options: {branches: 1, steps: [1]}}", [], {}),
+        ("rollout.plan=branch", ["rollout.prompts_per_epoch=1", "rollout.group_size=1"], {}),
+        ("rollout.plan=tests.tasks.runs.unknown:Plan", [], {}),
+    ],
+)
+def test_rollouts_that_earlier_versions_drew_or_ordered_otherwise_have_another_name(
+    plan: str, others: list[str], named: dict[int, str]
+) -> None:
+    config = load_config(ROOT / "configs" / "digits.yaml", ["rollout.steps=8", plan, *others])
+    spec = RunPlan(config).modality_spec
+    found = {epoch: spec.redrawn_options(RunPlan(config), epoch) for epoch in range(1, 5)}
+    assert found == {epoch: {named[epoch]: True} if epoch in named else {} for epoch in range(1, 5)}
+
+
 # What was really computed.
 
 
