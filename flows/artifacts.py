@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, cast
-from uuid import NAMESPACE_URL, UUID, uuid5
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
 from flowmill.configs.escaping import command, in_code, in_link, in_markdown
-from flowmill.configs.fingerprint import canonical_json, fingerprint
+from flowmill.configs.fingerprint import fingerprint
 from flowmill.flows.server import has_lasting_api
 from flowmill.tasks.tracking.locations import REPORT, ui_page
 
+if TYPE_CHECKING:
+    from flowmill.storage.artifacts.lineage import RunFolder
+
 _EVERY_S = 5.0
+#: Series of records with the events that a run has emitted, each by a digest of its facts.
+_ANNOUNCED = "announced"
+_EVENTS = "events"
 
 
 class Progress:
@@ -57,26 +63,33 @@ def _mlflow_run(uri: str, url: str) -> str:
     )
 
 
-def announce(label: str, run: str, *, once: str | None = None, **payload: Any) -> None:
+def announce(label: str, run: RunFolder, *, artifact: str = "", **payload: Any) -> None:
     """Emit an event of a run for automations, related to the deployment that executes the run.
+
+    Automations act on every event, also on one whose id Prefect has stored, and a continued run comes to its events
+    again. So the run records which it has emitted to a lasting server.
 
     Args:
         label: name of the event.
-        run: name of the run.
-        once: address of the run's store, for an event that a continued run announces again: Prefect stores an event of
-            an id that it has seen once.
+        run: the run.
+        artifact: what the event is about, if there may be others with the same facts.
         payload: facts of the event.
     """
     if not has_lasting_api():
+        return
+    recorded = (run.newest(_ANNOUNCED) or {}).get(_EVENTS)
+    earlier = [str(each) for each in recorded] if isinstance(recorded, list) else []
+    event = fingerprint([label, artifact, payload])
+    if event in earlier:
         return
     related = []
     if deployment.id:
         related = [
             {"prefect.resource.id": f"prefect.deployment.{deployment.id}", "prefect.resource.role": "deployment"}
         ]
-    resource = {"prefect.resource.id": f"flowmill.run.{run}", "prefect.resource.name": run}
-    event_id = None if once is None else uuid5(NAMESPACE_URL, canonical_json([once, label, run, payload]))
-    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload, id=event_id)
+    resource = {"prefect.resource.id": f"flowmill.run.{run.name}", "prefect.resource.name": run.name}
+    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload)
+    run.add(_ANNOUNCED, {_EVENTS: [*earlier, event]})
 
 
 def _key(run: str, label: str) -> str:

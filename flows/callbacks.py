@@ -52,10 +52,10 @@ class RunCallbacks:
             self._tracker.log_alerts()
         for alert in alerts:
             self._context.reporter.message(f"warning: {alert.text}")
-            facts: dict[str, Any] = {"once": self._context.store.root.uri, "epoch": alert.epoch, "text": alert.text}
-            announce("alert", self._run, rule=alert.rule, subject=alert.subject, **facts)
+            facts: dict[str, Any] = {"epoch": alert.epoch, "text": alert.text}
+            announce("alert", self._context.run, rule=alert.rule, subject=alert.subject, **facts)
             if alert.rule == "monitor":
-                announce("suspicion", self._run, monitor=alert.subject, **facts)
+                announce("suspicion", self._context.run, monitor=alert.subject, **facts)
         config = self._context.config
         stops = [alert for alert in alerts if config.watch.on.get(alert.rule) == "stop"]
         if stops:
@@ -72,11 +72,10 @@ class RunCallbacks:
         waited = waited_in_words(self._context.ledger.waited_share())
         self._context.reporter.progress(how, epoch, epoch, self._epochs, f"{rewards}{waited}")
 
-    def exported(self, epoch: int, *, new: bool) -> None:
-        """Register the exported model, and announce one that is new: an event acts each time, also of a known id."""
+    def exported(self, epoch: int, artifact: str) -> None:
+        """Register and announce the exported model."""
         self._tracker.log_export(epoch)
-        if new:
-            announce("exported", self._run, epoch=epoch)
+        announce("exported", self._context.run, artifact=artifact, epoch=epoch)
 
     def report(self) -> None:
         """Log the run's report, if the config enables it, and show its location."""

@@ -121,8 +121,8 @@ def train(session: Session, callbacks: RunCallbacks) -> None:
         if plan.is_evaluated(epoch):
             evaluate(session, callbacks, plan, epoch=epoch)
         callbacks.ended(epoch)
-    _, reused = run_stage(session, Node(plan.config.run.epochs, "export"))
-    callbacks.exported(plan.config.run.epochs, new=not reused)
+    export, _ = run_stage(session, Node(plan.config.run.epochs, "export"))
+    callbacks.exported(plan.config.run.epochs, str(export))
 
 
 def evaluate(session: Session, callbacks: RunCallbacks, plan: RunPlan, *, epoch: int) -> None:

@@ -189,7 +189,8 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
     """The automations of the docs, on a real server."""
     from flowmill.flows import artifacts
 
-    root = str(begin_run(make_config()).config.store.root)
+    context = begin_run(make_config())
+    root = str(context.config.store.root)
     flowmill("deploy", "--only", "continue", "--run", "small", "--root", root, **scheduling_server)
     create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file"]
     file = str(ROOT / "docs" / "templates" / "automations.yaml")
@@ -199,7 +200,7 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
         deployment = client.read_deployment_by_name("continue/continue")
         assert not deployment.paused
         monkeypatch.setattr(artifacts, "deployment", deployment)
-        artifacts.announce("suspicion", "small", monitor="m", epoch=3, text="it fell")
+        artifacts.announce("suspicion", context.run, monitor="m", epoch=3, text="it fell")
         wait_until(lambda: client.read_deployment_by_name("continue/continue").paused, 60)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,10 +16,10 @@ from scipy.stats import ttest_rel
 from flowmill.configs.errors import StoppedError
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import RunConfig
-from flowmill.flows import artifacts, pipeline
-from flowmill.flows import callbacks as callbacks_of_flows
+from flowmill.flows import artifacts
 from flowmill.flows.callbacks import RunCallbacks
-from flowmill.storage.artifacts.lineage import LineageEntry
+from flowmill.storage.artifacts.commit import ArtifactStore
+from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder
 from flowmill.tasks.algorithms import resampling
 from flowmill.tasks.algorithms.resampling import FEWEST, chance_of_fall
 from flowmill.tasks.checks.check import check_config
@@ -284,33 +283,30 @@ def test_levels_of_all_evaluations_sum_to_the_stated_rate() -> None:
     assert sum(FALSE_ALARMS * 6 / (np.pi * k) ** 2 for k in range(1, 10**5)) == pytest.approx(FALSE_ALARMS, rel=1e-4)
 
 
-def test_an_event_that_is_announced_again_has_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect stores an event of a known id once; the same run of another store has events of its own."""
-    ids: list[Any] = []
+def test_an_event_is_emitted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Automations act on every event: one of an alert of an earlier epoch would pause a deployment each night."""
+    events: list[Any] = []
     monkeypatch.setattr(artifacts, "has_lasting_api", lambda: True)
-    monkeypatch.setattr(artifacts, "emit_event", lambda event, **facts: ids.append(facts["id"]))
-    for store, epoch in (("a", 1), ("a", 1), ("a", 2), ("b", 1)):
-        artifacts.announce("alert", "small", once=store, epoch=epoch)
-    artifacts.announce("exported", "small", epoch=1)
-    assert ids[0] == ids[1]
-    assert len(set(ids[:4])) == 3
-    assert ids[4] is None
+    monkeypatch.setattr(artifacts, "emit_event", lambda event, **facts: events.append((event, facts["payload"])))
+    for start in range(2):
+        run = RunFolder(ArtifactStore(str(tmp_path)), "small")
+        for epoch in range(1, 3 + start):
+            artifacts.announce("alert", run, rule="kl", epoch=epoch)
+        artifacts.announce("exported", run, artifact="exports/a", epoch=2)
+    artifacts.announce("exported", run, artifact="exports/b", epoch=2)
+    alerts = [("flowmill.alert", {"rule": "kl", "epoch": epoch}) for epoch in range(1, 4)]
+    exported = ("flowmill.exported", {"epoch": 2})
+    assert events == [*alerts[:2], exported, alerts[2], exported]
+    run.add("announced", {"events": "not a list"})
+    artifacts.announce("alert", RunFolder(ArtifactStore(str(tmp_path)), "small"), rule="kl", epoch=1)
+    assert len(events) == 6
 
 
-@pytest.mark.parametrize("reused", [False, True])
-def test_a_model_is_announced_once(reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Automations act on every event, also on one whose id the server has stored: none is sent of an earlier model."""
-    said: list[Any] = []
-    monkeypatch.setattr(callbacks_of_flows, "announce", lambda *about, **facts: said.append((*about, facts)))
-    monkeypatch.setattr(pipeline, "evaluate", lambda *about, epoch: None)
-    monkeypatch.setattr(pipeline, "Rollouts", lambda session: None)
-    monkeypatch.setattr(pipeline, "run_stage", lambda session, node: ("exports/e", reused))
-    plan = SimpleNamespace(setup=list, config=SimpleNamespace(run=SimpleNamespace(epochs=0)))
-    callbacks: Any = object.__new__(RunCallbacks)
-    callbacks._run, callbacks._tracker = "small", SimpleNamespace(log_export=lambda epoch: None)
-    session: Any = SimpleNamespace(context=SimpleNamespace(plan=plan))
-    pipeline.train(session, callbacks)
-    assert said == ([] if reused else [("exported", "small", {"epoch": 0})])
+def test_events_wait_for_a_lasting_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(artifacts, "has_lasting_api", lambda: False)
+    run = RunFolder(ArtifactStore(str(tmp_path)), "small")
+    artifacts.announce("alert", run, rule="kl", epoch=1)
+    assert run.newest("announced") is None
 
 
 class _Tracker:
