@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
-from pathlib import Path
 
 _PLAIN_BASES = {"object", "Protocol", "ABC", "Generic"}
 
@@ -133,9 +133,12 @@ def _statements(tree: ast.AST | None) -> Iterator[ast.stmt]:
 @cache
 def _parse(module: str) -> ast.Module | None:
     spec = find_module(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+    loader = None if spec is None else spec.loader
+    # Not of a file alone: a config may carry the source of a module.
+    if spec is None or not isinstance(loader, InspectLoader):
         return None
     try:
-        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+        source = loader.get_source(spec.name)
+        return None if source is None else ast.parse(source)
+    except (ImportError, OSError, SyntaxError):
         return None

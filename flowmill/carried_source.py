@@ -72,7 +72,7 @@ def carried_source(thing: Any) -> str:
     """
     lines: dict[str, str] = {}
     _define(thing, thing.__name__, lines, label=f"reward '{thing.__name__}'")
-    # Annotations may name what only type checkers import.
+    # Annotations may name what cannot be carried, or what only type checkers import.
     return "\n".join([_FUTURE, *_in_order(lines)]) + "\n"
 
 
@@ -100,6 +100,13 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
             _carry(used, known[used], lines, label=label)
         elif used not in lines and not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
+    for used in _types_of_options(source):
+        if used in known and used not in lines:
+            # Without its type an option is not checked.
+            with contextlib.suppress(ConfigError):
+                _carry(used, known[used], lines, label=label)
+    for module in _submodules(source, thing, known):
+        lines[module] = f'__import__("{module}")'
     # After the definitions that it uses.
     lines[name] = lines.pop(name)
 
@@ -215,6 +222,47 @@ def _literal(value: Any) -> str | None:
         ordered = sorted(map(str, parts)) if isinstance(value, set | frozenset) else map(str, parts)
         return f"{type(value).__name__}([{', '.join(ordered)}])"
     return None
+
+
+def _types_of_options(source: str) -> list[str]:
+    """Return the names in annotations of options, sorted: of a class's fields and of parameters after the prompts."""
+    annotations: list[ast.expr | None] = []
+    for node in ast.parse(source).body:
+        parts = node.body if isinstance(node, ast.ClassDef) else [node]
+        annotations += [part.annotation for part in parts if isinstance(part, ast.AnnAssign)]
+        for part in parts:
+            if isinstance(part, ast.FunctionDef) and (part is node or part.name == "__init__"):
+                given = 2 if part is node else 1
+                taken = [*part.args.posonlyargs, *part.args.args][given:] + part.args.kwonlyargs
+                annotations += [each.annotation for each in taken]
+    names = set[str]()
+    while annotations:
+        for each in ast.walk(annotations.pop() or ast.Pass()):
+            if isinstance(each, ast.Name):
+                names.add(each.id)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                with contextlib.suppress(SyntaxError):
+                    annotations.append(ast.parse(each.value, mode="eval").body)
+    return sorted(names)
+
+
+def _submodules(source: str, thing: Any, known: Mapping[str, Any]) -> list[str]:
+    """Return the submodules that a definition reaches from a package, and its script imports by statements of their
+    own, sorted: a package that is imported alone may lack them."""
+    script = ""
+    with contextlib.suppress(TypeError, OSError):
+        script = "".join(linecache.getlines(inspect.getsourcefile(thing) or ""))
+    imported = {name for name in imported_modules(script) if "." in name}
+    reached = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and isinstance(known.get(node.id), ModuleType):
+            path = [known[node.id].__name__, *reversed(parts)]
+            reached |= {".".join(path[:count]) for count in range(2, len(path) + 1)}
+    return sorted(reached & imported)
 
 
 def _globals(source: str) -> list[str]:

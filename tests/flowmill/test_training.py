@@ -33,8 +33,10 @@ from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.requests import StageRequest
 from flowmill.models.policies import POLICIES
+from flowmill.models.rewards import REWARDS
 from flowmill.models.rewards.factory import make_reward, needs_of
 from flowmill.run_display import as_html
+from flowmill.tasks.inputs.option_paths import taken
 from tests.conftest import ROOT
 
 PUBLIC = [name for name in flowmill.__all__ if name[0].isupper()]
@@ -238,6 +240,61 @@ def test_a_name_of_the_script_hides_one_of_python(tmp_path: Path, monkeypatch: p
     source = carried_source(names["reward"])
     monkeypatch.undo()
     assert scores(names["reward"], source) == [2.0, 2.0]
+
+
+def test_options_of_a_script_have_their_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a module: wrong values are refused, files count by content, and class variables are no options."""
+    names = script(
+        """
+        from dataclasses import dataclass
+        from typing import ClassVar, Literal
+        from flowmill.configs.path_types import FilePlace
+
+        def weighted(media, prompts, *, curve: FilePlace, how: "Literal['mean', 'max']" = "mean", other: "No" = 0):
+            return [1.0] * len(prompts)
+
+        @dataclass
+        class Levels:
+            levels: ClassVar[dict] = {"a": 2.0}
+            how: Literal["mean", "max"] = "mean"
+
+            def score(self, media, prompts, metadata):
+                return [self.levels["a"]] * len(prompts)
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    sources = {name: carried_source(names[name]) for name in ("weighted", "Levels")}
+    monkeypatch.undo()
+    for name, options in (("weighted", {"curve": "c.txt"}), ("Levels", {})):
+        assert scores(names[name], sources[name], **options)
+        with pytest.raises(ConfigError, match="how is 'mena'; it must be 'mean' or 'max'"):
+            scores(names[name], sources[name], **options, how="mena")
+    with pytest.raises(ConfigError, match="has no option 'levels'"):
+        scores(names["Levels"], sources["Levels"], levels={})
+    found = taken(carried(names["weighted"], sources["weighted"]), REWARDS)
+    assert found is not None
+    assert found["curve"] == "FilePlace"
+
+
+def test_submodules_that_a_script_imports_are_there_in_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = script(
+        """
+        import xml.dom.minidom
+        import os.path
+
+        def reward(images, prompts):
+            return [len(xml.dom.minidom.parseString("<a/>").childNodes)] * len(os.path.join("a"))
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    source = carried_source(names["reward"])
+    monkeypatch.undo()
+    command = [sys.executable, "-I", "-c", f"{source}print(reward([], []))"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[1]\n"
 
 
 def test_a_source_is_equal_in_all_processes(tmp_path: Path) -> None:
