@@ -152,10 +152,9 @@ def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunConte
         end_lost(context)
         for name in ("no id", str(uuid4()), str(dead)):
             note_state(context, "running", flow_run=name)
-            other = busy(context, 0.5)
-            end_lost(context)
+            with context.store.root.lock(context.run.lock_path, "Run 'small'"):
+                end_lost(context)
             assert state_of(dead) == StateType.RUNNING
-            other.join()
             # Any flow of the run: this is of a stage.
             with turn(context, asked()):
                 pass
