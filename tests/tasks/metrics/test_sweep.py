@@ -130,7 +130,7 @@ def test_a_variant_that_failed_is_no_variant_that_is_done(
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(command))
     # Often enough between two looks.
-    monkeypatch.setattr(sweep, "_LOOK_S", 0.005)
+    monkeypatch.setattr(sweep, "_LOOK_S", 0.05)
     for _ in range(10):
         with pytest.raises(WorkerError, match=error) if error else nullcontext():
             sweep.run_variant.fn(["run"], threading.Event())
