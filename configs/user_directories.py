@@ -29,7 +29,7 @@ def user_path(path: str | Path) -> Path:
 
 
 def possible_path(path: str | Path) -> Path:
-    """Return the same path, to see whether something is there; nothing is in a home folder that there is not."""
+    """Return a path with ``~`` and ``~user`` expanded, where that user exists; otherwise no file has this path."""
     return Path(os.path.expanduser(path))
 
 

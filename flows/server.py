@@ -123,10 +123,10 @@ def prefect_command(port: int) -> list[str]:
 def prefect_environment(port: int) -> dict[str, str]:
     """Return the environment of ``prefect_command``."""
     pages = ",".join(f"http://{name}:{port}" for name in ("127.0.0.1", "localhost"))
-    return own_environment() | {"PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": pages}
+    return _own_environment() | {"PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": pages}
 
 
-def own_environment() -> dict[str, str]:
+def _own_environment() -> dict[str, str]:
     """Return the environment of a process that imports flowmill's packages from any working directory."""
     tree, others = str(HOME), os.environ.get("PYTHONPATH")
     # Safe path: files in the user's working directory must not shadow the server's libraries.

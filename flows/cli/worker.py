@@ -33,16 +33,6 @@ def worker_command(
     # Other commands log only warnings; Prefect's UI shows a worker's log.
     os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
     # Files in the working directory must not shadow libraries; flow runs still find the modules there.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "flowmill.flows.worker",
-        "worker",
-        "start",
-        "--pool",
-        pool,
-        "--type",
-        pool_kind,
-    ]
-    os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])
+    command = [sys.executable, "-P", "-m", "flowmill.flows.worker", "worker", "start", "--pool", pool]
+    limited = [] if limit is None else ["--limit", str(limit)]
+    os.execv(sys.executable, [*command, "--type", pool_kind, *limited])

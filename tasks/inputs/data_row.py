@@ -92,7 +92,7 @@ class DataRow:
     @property
     def seen_prompts(self) -> list[Seen]:
         """The prompts as ``seen`` returns them. Messages before the answer of a chat stand where an image does, as
-        chats have no images: equal first messages do not make two questions equal, but other ones of the system do."""
+        chats have no images: equal first messages do not make two questions equal. Those of the system do not count."""
         history = history_of(self.samples[0], system=False)
         return [(text, history or image) for text, image in map(seen, self.prompts)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import time
@@ -159,12 +158,7 @@ def _fields(**changes: Any) -> bytes:
 def test_what_explodes_is_refused_before_it_is_computed_with(fields: dict[str, Any] | bytes) -> None:
     body = fields if isinstance(fields, bytes) else _fields(**fields)
     begun = time.process_time()
-    with contextlib.suppress(Exception):
-        msgpack.unpackb(body)
-    plain = time.process_time() - begun
-    begun = time.process_time()
     with pytest.raises(messages.WireError) as caught:
         wire.unpack_request(body)
     assert len(str(caught.value)) < 1000
-    # A busy machine also takes longer to decode the body.
-    assert time.process_time() - begun < 5 + 10 * plain
+    assert time.process_time() - begun < 5
