@@ -14,20 +14,18 @@ from flowmill.configs.suggestions import did_you_mean
 
 
 def place(item: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Return the location of an error item, without the union member that pydantic appends."""
-    location = tuple(item["loc"])
+    """Return the location of an error item, without the union members that pydantic adds."""
+    location = tuple(part for part in item["loc"] if not _CONTAINER.match(str(part)))
     return location[:-1] if location and _UNION_MEMBER.search(str(location[-1])) else location
 
 
 def relevant(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Omit the error that a list is too short if one of its entries was refused."""
+    """Omit errors of values with an error inside: a list is then also too short, or not the text that it may be."""
+    places = [place(item) for item in items]
     return [
         item
-        for item in items
-        if item["type"] != "too_short"
-        or not any(
-            len(other["loc"]) > len(item["loc"]) and other["loc"][: len(item["loc"])] == item["loc"] for other in items
-        )
+        for item, at in zip(items, places, strict=True)
+        if not any(len(other) > len(at) and other[: len(at)] == at for other in places)
     ]
 
 
@@ -63,6 +61,7 @@ def first_error(error: ValidationError) -> str:
     return f"{location or 'it'}: {first['msg'].removeprefix('Value error, ')[:300]}"
 
 
+_CONTAINER = re.compile(r"(tuple|list|dict|set)\[")
 _UNION_MEMBER = re.compile(r"[\[(]|^constrained-|^(int|float|str|bool)$")
 _REMEDIES = {
     "tuple_type": "it must be a list like [a, b]",

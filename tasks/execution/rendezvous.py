@@ -10,6 +10,8 @@ import errno
 import ipaddress
 import os
 import socket
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
 
 import psutil
@@ -29,6 +31,8 @@ from flowmill.configs.errors import ConfigError
 BACKEND = "flowmill"
 #: A scheduler may start agents one by one, minutes apart.
 _TIMEOUT_S = 600.0
+#: Seconds more for the answer of a store, which a TCPStore awaits without a limit.
+_ANSWER_S = 30.0
 #: Errors if another process or another machine has the address.
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 _OTHERS = "another program has the port, maybe another run. Choose another endpoint in execution.launcher."
@@ -83,21 +87,33 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(meeting, number, self._nodes, RendezvousStoreInfo(self._host, self._port))
 
     def _opened(self, first: socket.socket | None) -> Store:
-        handed = None if first is None else first.detach()
+        opened: Future[Store] = Future()
+        listener = None if first is None else first.detach()
+        threading.Thread(target=self._open, args=(listener, opened), daemon=True, name="rendezvous").start()
         try:
-            return TCPStore(
-                self._host,
-                self._port,
-                is_master=first is not None,
-                timeout=self._timeout,
-                wait_for_workers=False,
-                master_listen_fd=handed,
-            )
-        except RuntimeError as error:
+            return opened.result(self._timeout.total_seconds() + _ANSWER_S)
+        except (RuntimeError, TimeoutError) as error:
+            reason = str(error).partition("\n")[0] or "a program accepts connections and does not answer."
             raise RendezvousConnectionError(
-                f"No rendezvous at {self._host}:{self._port}: {str(error).splitlines()[0]} The endpoint must be an "
+                f"No rendezvous at {self._host}:{self._port}: {reason} The endpoint must be an "
                 f"address of one of the nodes, with a free port. If it is taken, {_OTHERS}"
             ) from error
+
+    def _open(self, listener: int | None, opened: Future[Store]) -> None:
+        """Open the store on a listening socket, or connect to it; the future receives it or the error."""
+        try:
+            store = TCPStore(
+                self._host,
+                self._port,
+                is_master=listener is not None,
+                timeout=self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener,
+            )
+        except BaseException as error:  # noqa: BLE001 - the caller receives it
+            opened.set_exception(error)
+        else:
+            opened.set_result(store)
 
     def is_closed(self) -> bool:
         """False: ranks are started once, never again by torchrun."""

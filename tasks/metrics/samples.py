@@ -52,11 +52,16 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
         yield opener.open(store.files(ref, record))
 
 
+def ids_of(requested: Collection[str]) -> set[str]:
+    """Return the ids of samples that a caller names; a text is one id, not a collection of letters."""
+    return {requested} if isinstance(requested, str) else set(requested)
+
+
 def rows_of(
     store: ArtifactStore, ref: ArtifactRef, requested: Collection[str] | None
 ) -> Iterator[tuple[str, TrajectoryShard, int]]:
     """Yield id, opened shard and row of the requested samples (None: all) in shard order."""
-    left: set[str] | None = None if requested is None else set(requested)
+    left = None if requested is None else ids_of(requested)
     for shard in shards_of(store, ref):
         for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
             if left is None or sample in left:
@@ -115,8 +120,18 @@ def media_of(store: ArtifactStore, ref: ArtifactRef, requested: Collection[str] 
 def arrays_of(
     store: ArtifactStore, ref: ArtifactRef, name: str, requested: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Return copies of a stored array, such as 'latents', (N, ...), by sample id, in shard order."""
-    return {sample: shard.array(name, row).copy() for sample, shard, row in rows_of(store, ref, requested)}
+    """Return copies of a stored array, such as 'latents', (N, ...), by sample id, in shard order.
+
+    Raises:
+        StoreError: samples have no array of this name, or the rollout stored none of them.
+    """
+    arrays = {}
+    for sample, shard, row in rows_of(store, ref, requested):
+        if not shard.shape(name, row):
+            stored = [each for each in ARRAYS if shard.shape(each, row)]
+            raise StoreError(f"{ref} stores no '{name}' of sample '{sample}', only: {', '.join(stored) or 'nothing'}.")
+        arrays[sample] = shard.array(name, row).copy()
+    return arrays
 
 
 def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:

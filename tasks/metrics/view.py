@@ -27,7 +27,7 @@ from flowmill.tasks.metrics.evaluations import (
     split_of,
 )
 from flowmill.tasks.metrics.ingested import IngestedFigures, ingested_figures
-from flowmill.tasks.metrics.samples import artifact_table, film_of, joined, rows_of
+from flowmill.tasks.metrics.samples import artifact_table, film_of, ids_of, joined, rows_of
 from flowmill.tasks.metrics.speed import seconds_of
 from flowmill.tasks.metrics.tracked import epoch_content, evaluation_content
 from flowmill.tasks.runs.chain import Chain
@@ -245,9 +245,8 @@ class RunView:
         node = self.chain.plan.media_of(epoch, evaluation=evaluation)
         count = 1 if self.config.render is None else self.config.render.images
         ref = self.chain.require(*node).ref
-        requested = (
-            None if samples is None else {image_name(each, n, of=count) for each in samples for n in range(count)}
-        )
+        ids = None if samples is None else ids_of(samples)
+        requested = None if ids is None else {image_name(each, n, of=count) for each in ids for n in range(count)}
         for name, shard, row in rows_of(self.store, ref, requested):
             yield name if count == 1 else sample_name(name), shard, row
 
@@ -280,7 +279,7 @@ class RunView:
         The lists are empty if the prompts have no input images, or if an older version did not store them.
         """
         if not self.context.holds_references:
-            return {sample: [] for sample in samples}
+            return {sample: [] for sample in ids_of(samples)}
         ref = self.chain.require(*self.chain.plan.samples_of(epoch, evaluation=evaluation)).ref
         rows = list(rows_of(self.store, ref, samples))
         metadata = [json.loads(shard.table.column("metadata")[row].as_py()) for _, shard, row in rows]

@@ -47,6 +47,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
         ("rewards=ocr", "'rewards' is 'ocr'; it must be a list like [a, b]"),
         ("rewards.0=7", "'rewards.0' is 7; it must be a name with options"),
         ("rewards.first.name=ocr", "'first' must be a list index below 1. To add or remove entries give the whole"),
+        ("prompts.train=[1]", "'prompts.train.0' is 1; it must be a valid string"),
         ("optimize.betas=0.9", "'optimize.betas' is 0.9; it must be a list like [a, b]"),
         ("rewards=[", "'[' is not a YAML value. Quote lists and mappings for the shell: --set 'rewards=[...]'"),
         ("advantage=3", "'advantage' is 3; it must be a section with keys"),

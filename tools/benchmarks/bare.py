@@ -23,6 +23,7 @@ from peft import LoraConfig
 from flowmill.models.policies.pipeline import compile_blocks
 from flowmill.models.policies.sd3 import SD3
 from flowmill.models.weights.merging import Merged
+from flowmill.tasks.training.policy_moves import estimate_rows
 from tools.benchmarks.work import WORK, Rows
 
 
@@ -52,7 +53,7 @@ class Bare:
         return prediction
 
     def epoch(self, *, both: bool, stored: bool) -> None:
-        """Sample and train once."""
+        """Sample, train and measure KLs once."""
         batch, updates = WORK["batch"], WORK["updates_per_epoch"]
         batches = WORK["prompts_per_epoch"] * WORK["group_size"] // batch
         trained = batches * (WORK["steps"] - 1)
@@ -67,6 +68,10 @@ class Bare:
             self.forward(2 * batch if both else batch).mean().backward()  # type: ignore[no-untyped-call]
             if (number + 1) % (trained // updates) == 0:
                 self._step()
+        with torch.no_grad():
+            # The KLs to the previous policy and to the base model need the predictions of both, with guidance.
+            for _ in range(2 * estimate_rows(trained * batch) // batch):
+                self.forward(2 * batch)
 
     def _step(self) -> None:
         """Change the adapters, so that they are merged again as after an update."""

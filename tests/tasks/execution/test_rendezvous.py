@@ -23,6 +23,7 @@ import yaml
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from flowmill.configs.errors import ConfigError
+from flowmill.tasks.execution import rendezvous
 from flowmill.tasks.execution.launch import Launched
 from flowmill.tasks.execution.launchers import Agents, Launcher, Local, Program
 from flowmill.tasks.execution.rendezvous import Rendezvous, interface_to, listening, reachable
@@ -122,6 +123,14 @@ def test_an_endpoint_of_nobody_is_named(nodes: int, message: str) -> None:
     # An address of no machine (RFC 5737): nobody can listen there.
     with pytest.raises(RendezvousConnectionError, match=message):
         Rendezvous("192.0.2.1", 29500, nodes, "start", 1).next_rendezvous()
+
+
+def test_a_program_that_does_not_answer_at_the_endpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        agent = Rendezvous("127.0.0.1", silent.getsockname()[1], 2, "start", 0.5)
+        with pytest.raises(RendezvousConnectionError, match=r"does not answer\. .*Choose another endpoint"):
+            agent.next_rendezvous()
 
 
 def test_a_socket_listens_at_its_address_alone() -> None:

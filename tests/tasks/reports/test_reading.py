@@ -54,8 +54,10 @@ def test_images_and_arrays_are_those_of_the_samples(run: flowmill.Run) -> None:
     assert set(run.images(1, evaluation=True)) == set(run.evaluation(1).to_pandas().sample_id)
     with pytest.raises(flowmill.FlowmillError, match="has no sample 'missing'"):
         run.images(1, ["missing"])
-    with pytest.raises(flowmill.FlowmillError, match="has no nonsense; the rollout did not store any"):
+    with pytest.raises(flowmill.FlowmillError, match=r"stores no 'nonsense' of sample '.*', only: latents"):
         run.arrays(1, "nonsense")
+    # The id of one sample is no collection of letters.
+    assert list(run.images(1, wanted[0])) == list(run.arrays(1, samples=wanted[0])) == wanted[:1]
 
 
 def test_a_run_is_described_as_elsewhere(run: flowmill.Run) -> None:
