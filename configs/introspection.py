@@ -140,5 +140,5 @@ def _parse(module: str) -> ast.Module | None:
     try:
         source = loader.get_source(spec.name)
         return None if source is None else ast.parse(source)
-    except (ImportError, OSError, SyntaxError):
+    except (ImportError, OSError, SyntaxError, ValueError):
         return None

@@ -19,7 +19,7 @@ from flowmill.configs.errors import ConfigError
 from flowmill.configs.exits import without_exits
 from flowmill.configs.introspection import find_module
 from flowmill.configs.suggestions import did_you_mean
-from flowmill.configs.validation_messages import place, requirement
+from flowmill.configs.validation_messages import place, relevant, requirement
 
 #: The package that all of flowmill's modules are in.
 _OWN = __name__.partition(".")[0]
@@ -78,7 +78,7 @@ def _imported(import_string: str, name: str, *, label: str) -> Any:
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise missing_module(name, error.name or module_name, label=label) from None
-    except (ImportError, SyntaxError) as error:
+    except Exception as error:
         raise ConfigError(
             f"{label} '{name}': module '{module_name}' cannot be imported: {type(error).__name__}: {error}."
         ) from error
@@ -157,7 +157,7 @@ def check_options(
 
 def _refusal(option: str, kind: Any, error: ValidationError) -> str:
     """Return the option or the part of it that is refused, its value, the allowed values and a remedy."""
-    first, *others = error.errors(include_url=False)
+    first, *others = relevant(error.errors(include_url=False))
     where = place(first)
     # A value that no member of a union allows has an error for each member.
     allowed = dict.fromkeys(requirement(item) for item in (first, *others) if place(item) == where)

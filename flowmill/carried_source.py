@@ -19,8 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.fingerprint import hash_text
 
 _FUTURE = "from __future__ import annotations"
+#: End of imports that only annotations and submodules need. Runs have carried sources without them.
+_UNNAMED = "  # not in the name of the module"
 #: Most characters of a constant.
 _MOST = 1 << 16
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -65,7 +68,7 @@ def imported_modules(source: str) -> list[str]:
 def carried_source(thing: Any) -> str:
     """Return source that defines a function or class, after the imports, constants and definitions it uses.
 
-    It is equal in all processes.
+    It is equal in all processes, but for imports of submodules.
 
     Raises:
         ConfigError: it uses something that source cannot carry, such as a loaded model.
@@ -74,6 +77,12 @@ def carried_source(thing: Any) -> str:
     _define(thing, thing.__name__, lines, label=f"reward '{thing.__name__}'")
     # Annotations may name what cannot be carried, or what only type checkers import.
     return "\n".join([_FUTURE, *_in_order(lines)]) + "\n"
+
+
+def module_name(name: str, source: str) -> str:
+    """Return the name of the module that holds the carried source of a function or class: the same for equal work."""
+    named = [line for line in source.splitlines(keepends=True) if not line.endswith(f"{_UNNAMED}\n")]
+    return f"{name}_{hash_text(''.join(named))}"
 
 
 def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None:
@@ -92,6 +101,7 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
         raise ConfigError(
             f"{label}: the source of '{name}' cannot be read. Define it in a file, or as a function in a notebook cell."
         ) from None
+    has_options = inspect.isclass(thing) or not lines
     # Functions may use each other.
     lines[name] = source.rstrip("\n")
     known = vars(sys.modules[thing.__module__])
@@ -100,13 +110,10 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
             _carry(used, known[used], lines, label=label)
         elif used not in lines and not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
-    for used in _types_of_options(source):
-        if used in known and used not in lines:
-            # Without its type an option is not checked.
-            with contextlib.suppress(ConfigError):
-                _carry(used, known[used], lines, label=label)
-    for module in _submodules(source, thing, known):
-        lines[module] = f'__import__("{module}")'
+    for used in _types_of_options(source) if has_options else ():
+        _carry_type(used, known, lines, label=label)
+    for module in _submodules(source, known):
+        lines[module] = f'__import__("{module}"){_UNNAMED}'
     # After the definitions that it uses.
     lines[name] = lines.pop(name)
 
@@ -206,6 +213,51 @@ def _carry(name: str, value: Any, lines: dict[str, str], *, label: str) -> None:
         )
 
 
+def _carry_type(name: str, known: Mapping[str, Any], lines: dict[str, str], *, label: str) -> None:
+    """Append what gives a type its name, as far as source can carry it: without its type an option is not checked."""
+    if name not in known or name in lines:
+        return
+    more = dict(lines)
+    try:
+        _carry(name, known[name], more, label=label)
+    except ConfigError:
+        more = dict(lines)
+        line = _binding(name, _script(known))
+        if line is None:
+            return
+        for used in _globals(line):
+            _carry_type(used, known, more, label=label)
+        more[name] = line
+    for each in more.keys() - lines.keys():
+        is_import = isinstance(ast.parse(more[each]).body[0], ast.Import | ast.ImportFrom)
+        more[each] += _UNNAMED if is_import and not more[each].endswith(_UNNAMED) else ""
+    lines.update(more)
+
+
+def _binding(name: str, script: ast.Module) -> str | None:
+    """Return the statement of a script that imports a type, or that defines it from others; None if there is none."""
+    for node in reversed(script.body):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            for each in node.names:
+                if (each.asname or each.name) == name:
+                    return f"from {node.module} import {each.name} as {name}"
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if [ast.unparse(each) for each in targets] == [name]:
+                return f"{name} = {ast.unparse(node.value)}"
+    return None
+
+
+def _script(known: Mapping[str, Any]) -> ast.Module:
+    """Return the script that has these globals, or the cells of the notebook without those that are no Python."""
+    script = ast.Module([], [])
+    file = known.get("__file__")
+    for part in known.get("In", ()) if file is None else ["".join(linecache.getlines(str(file)))]:
+        with contextlib.suppress(SyntaxError, ValueError):
+            script.body += ast.parse(str(part)).body
+    return script
+
+
 def _literal(value: Any) -> str | None:
     """Return the literal of a constant or a container of constants, equal in all processes; None for other values."""
     if type(value) is float and not math.isfinite(value):
@@ -225,14 +277,14 @@ def _literal(value: Any) -> str | None:
 
 
 def _types_of_options(source: str) -> list[str]:
-    """Return the names in annotations of options, sorted: of a class's fields and of parameters after the prompts."""
+    """Return the names in annotations of options, sorted: of a class's fields and of parameters after the metadata."""
     annotations: list[ast.expr | None] = []
     for node in ast.parse(source).body:
         parts = node.body if isinstance(node, ast.ClassDef) else [node]
         annotations += [part.annotation for part in parts if isinstance(part, ast.AnnAssign)]
         for part in parts:
             if isinstance(part, ast.FunctionDef) and (part is node or part.name == "__init__"):
-                given = 2 if part is node else 1
+                given = 3 if part is node else 1
                 taken = [*part.args.posonlyargs, *part.args.args][given:] + part.args.kwonlyargs
                 annotations += [each.annotation for each in taken]
     names = set[str]()
@@ -246,13 +298,9 @@ def _types_of_options(source: str) -> list[str]:
     return sorted(names)
 
 
-def _submodules(source: str, thing: Any, known: Mapping[str, Any]) -> list[str]:
-    """Return the submodules that a definition reaches from a package, and its script imports by statements of their
-    own, sorted: a package that is imported alone may lack them."""
-    script = ""
-    with contextlib.suppress(TypeError, OSError):
-        script = "".join(linecache.getlines(inspect.getsourcefile(thing) or ""))
-    imported = {name for name in imported_modules(script) if "." in name}
+def _submodules(source: str, known: Mapping[str, Any]) -> list[str]:
+    """Return the imported submodules that a definition reaches from a package, sorted: a package that is imported alone
+    may lack them."""
     reached = set[str]()
     for node in ast.walk(ast.parse(source)):
         parts: list[str] = []
@@ -262,7 +310,7 @@ def _submodules(source: str, thing: Any, known: Mapping[str, Any]) -> list[str]:
         if isinstance(node, ast.Name) and isinstance(known.get(node.id), ModuleType):
             path = [known[node.id].__name__, *reversed(parts)]
             reached |= {".".join(path[:count]) for count in range(2, len(path) + 1)}
-    return sorted(reached & imported)
+    return sorted(reached & sys.modules.keys())
 
 
 def _globals(source: str) -> list[str]:

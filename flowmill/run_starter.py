@@ -10,7 +10,6 @@ from typing import Any
 
 from flowmill.configs.base import Component, Section
 from flowmill.configs.errors import ConfigError
-from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.schema import RunConfig
 from flowmill.store_reader import Run
 
@@ -172,7 +171,7 @@ def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
     """Return the settings of a reward; its source, and the folders of modules it comes from, are added to the data."""
     if isinstance(reward, str | Mapping | Section):
         return _plain(reward)
-    from flowmill.carried_source import carried_source, imported_modules, is_importable, user_folders
+    from flowmill.carried_source import carried_source, imported_modules, is_importable, module_name, user_folders
 
     if not (inspect.isfunction(reward) or inspect.isclass(reward)):
         raise ConfigError(
@@ -184,7 +183,7 @@ def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
         module, attribute, used = reward.__module__, reward.__qualname__, [reward.__module__]
     else:
         source, attribute = carried_source(reward), reward.__name__
-        module, used = f"{attribute}_{hash_text(source)}", imported_modules(source)
+        module, used = module_name(attribute, source), imported_modules(source)
         execution["sources"] = {**execution.get("sources", {}), module: source}
     if folders := user_folders(used):
         execution["modules"] = [*execution.get("modules", ()), *folders]

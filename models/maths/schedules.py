@@ -104,10 +104,10 @@ class Window:
     """Epochs a progressive window stays."""
 
     def without_effect(self, steps: int) -> str | None:
-        """Return why a moving window stays, if so."""
+        """Return why the stride of a moving window does nothing, if so."""
         starts = len(self._starts(steps))
-        stays = self.mode == "progressive" and self.stride >= starts
-        reason = f"stride is {self.stride}, and its range has room for {starts} starts of a window, so it never moves"
+        stays = self.mode == "progressive" and self.stride >= max(2, starts)
+        reason = f"stride is {self.stride}, and its range has only {starts} starts of a window, so it never moves"
         return reason if stays else None
 
     def switched_off(self) -> str | None:

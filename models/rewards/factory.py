@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -167,8 +167,10 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
 def _check_method(name: str, component: Any, needs: Needs) -> None:
     """Refuse a class whose method ``score`` cannot be called as that of ``Reward``."""
     parameters = list(inspect.signature(component.score).parameters.values())
-    if not isinstance(inspect.getattr_static(component, "score"), staticmethod | classmethod):
-        del parameters[:1]
+    # A method takes itself first, which a decorator may hide in *args; a static method and a callable object do not.
+    is_method = inspect.isfunction(inspect.getattr_static(component, "score"))
+    if is_method and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del parameters[0]
     _check_signature(f"{name}.score", parameters, (*ARGUMENTS, "references") if needs.references else ARGUMENTS)
 
 
@@ -211,8 +213,11 @@ def _check_signature(name: str, parameters: Sequence[inspect.Parameter], argumen
             f"({', '.join(arguments)}). Give it these {len(arguments)} parameters first; options follow."
         )
     for parameter, argument in [*zip(positional, arguments, strict=False)][2:]:
-        # It would be given the metadata in place of its default, and no score would show it.
-        if parameter.default is not parameter.empty and parameter.name != argument:
+        default = parameter.default
+        # It would be given the metadata in place of its default, and no score would show it; no value, and one without
+        # entries, are fit for metadata.
+        is_open = default is parameter.empty or default is None or (isinstance(default, Collection) and not default)
+        if not is_open and parameter.name != argument:
             raise ConfigError(
                 f"reward '{name}': its parameter '{parameter.name}' has a default, but is given the {argument}. Write "
                 f"'*' before it if it is an option, or name it '{argument}'."

@@ -251,7 +251,7 @@ class LocalBackend:
         except PermissionError:
             raise StoreError(
                 f"'{self._at(path)}' cannot be read, so it is unknown whether a process holds this lock. Let its owner "
-                "make it readable with chmod a+r."
+                "make it and its folder readable: chmod a+rX FOLDER FILE."
             ) from None
 
 

@@ -50,7 +50,7 @@ class ForwardTimes:
         if not 0 < self.low < self.high < 1:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
 
-    def without_effect(self) -> str | None:
+    def switched_off(self) -> str | None:
         """Return why an option does nothing with this kind, if so."""
         idle = {
             "power of times acts on the kind 'power'": self.power != 1 and self.kind != "power",
@@ -92,7 +92,7 @@ class BehaviorDecay:
         """Return why d is 0 after every epoch though a field is set, if so."""
         rises = self.rate > 0 or self.start > 0
         if self.maximum == 0 and (rises or self.flat > 0):
-            return "maximum of decay is 0, so that d always is; published values are 0.5 and 0.999"
+            return "maximum of decay is 0, so that d always is; published values are 0.5 and 0.999, and {} is no decay"
         return "start and rate of decay are 0, and so is d" if self.maximum > 0 and not rises else None
 
     def __call__(self, epoch: int) -> float:

@@ -180,7 +180,7 @@ def without_effect(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[Ref
     still = plan.without_effect(config.rollout.steps) if hasattr(plan, "without_effect") else None
     if still is not None:
         name = config.rollout.plan.name
-        yield Refusal("rollout.plan.options", still, "Change or remove them", f"rollout.plan '{name}':")
+        yield Refusal("rollout.plan.options.stride", still, "Lower it", f"rollout.plan '{name}':")
     if config.advantage.soft_clip is not None and _is_set(config, "clip"):
         yield Refusal(
             "advantage.clip",
@@ -192,11 +192,10 @@ def without_effect(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[Ref
 
 def _idle_options(algorithm: Any) -> Iterator[str]:
     """Yield why options of an algorithm do nothing."""
-    times = algorithm.requires.times
-    for part in (algorithm, times, algorithm.requires.decay):
-        reason = part.without_effect() if hasattr(part, "without_effect") else None
-        if reason is not None:
-            yield reason
+    times, decay = algorithm.requires.times, algorithm.requires.decay
+    reason = None if decay is None else decay.without_effect()
+    if reason is not None:
+        yield reason
     # Options of the same name of an algorithm of the user's own may be anything.
     if times is not None and isinstance(algorithm, ForwardProcess):
         own = algorithm.levels()
@@ -210,7 +209,8 @@ def switched_off(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[str]:
 
     Args: see ``without_effect``.
     """
-    for where, part in ((_named(config), algorithm), (f"rollout.plan '{config.rollout.plan.name}'", plan)):
+    own, steps = _named(config), f"rollout.plan '{config.rollout.plan.name}'"
+    for where, part in ((own, algorithm), (own, algorithm.requires.times), (steps, plan)):
         reason = part.switched_off() if hasattr(part, "switched_off") else None
         if reason is not None:
             yield f"{where}: {reason}."

@@ -46,7 +46,7 @@ class CRD(ForwardProcess):
     detach_center: bool = False
     """Keep the gradient out of the center, as the public code does."""
 
-    def without_effect(self) -> str | None:
+    def switched_off(self) -> str | None:
         """Return why public_pools does nothing, if so."""
         idle = self.public_pools and self.temperature != 0
         return f"public_pools acts with temperature 0, and temperature is {self.temperature}" if idle else None

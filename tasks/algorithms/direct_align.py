@@ -65,7 +65,7 @@ class DirectAlign(ForwardProcess):
                 f"{times.kind!r} reach {times.high if times.bounded else 1}; their sum must be below 1."
             )
 
-    def without_effect(self) -> str | None:
+    def switched_off(self) -> str | None:
         """Return why weights of control words do nothing, if so."""
         default = (tuple(self.denoising), tuple(self.inverting)) == ((0.1, 0.25), (0.3, 0.01))
         idle = not self.positive and not default

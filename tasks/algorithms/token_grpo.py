@@ -69,7 +69,7 @@ class TokenGRPO(RatioClip):
                 f"tis is {self.tis} and tis_low {self.tis_low}; a weight of 1 must lie between tis_low and tis."
             )
 
-    def without_effect(self) -> str | None:
+    def switched_off(self) -> str | None:
         """Return why details of importance weights do nothing, if so."""
         idle = self.tis is None and (self.tis_low, self.tis_outside) != (0.0, "clip")
         return "tis_low and tis_outside belong to tis, which is not set" if idle else None

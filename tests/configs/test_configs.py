@@ -153,6 +153,10 @@ def test_text_that_does_not_tell_is_left_to_the_import(tmp_path: Path, monkeypat
     assert introspection.options("unclear_text:Open") is None
     assert list(introspection.options("unclear_text:Plain") or ()) == ["scale"]
     assert introspection.options("unclear_text:Below") is None
+    (tmp_path / "latin_text.py").write_bytes(
+        b"class Plain:\n    def __init__(self, scale=1.0):\n        self.word = '\xe9'\n"
+    )
+    assert introspection.options("latin_text:Plain") is None
     assert introspection.find_module("unclear_text.deeper") is None
     assert introspection.find_module("no_such_module_at_all.x") is None
 

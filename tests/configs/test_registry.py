@@ -80,6 +80,13 @@ def test_a_module_of_ones_own_that_imports_one_of_before_is_told_too(
         resolve(REWARDS, "imports_before:Reward", label="reward")
 
 
+def test_an_error_of_ones_own_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raises_error.py").write_text("limit = missing + 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"'raises_error' cannot be imported: NameError: name 'missing' is not"):
+        resolve(REWARDS, "raises_error:Reward", label="reward")
+
+
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("string", ["os:system", "os:environ", "subprocess:Popen", "pathlib:Path", "sys:path"])
 def test_an_import_string_of_something_else_is_refused_before_it_is_called(name: str, string: str) -> None:
@@ -168,6 +175,7 @@ class Fields:
     range: tuple[float, float] = (0, 1)
     names: tuple[str, ...] = ()
     label: str | int = ""
+    limits: float | list[float] = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
     other: Unknown = None
     _made: Unknown = field(init=False, default=None)
@@ -202,6 +210,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("Fields", {"range": (1, 2, 3)}, "range is [1, 2, 3]; it must have at most 2 items, not 3."),
         ("Fields", {"range": [0, "x"]}, "range.1 is 'x'; it must be a valid number."),
         ("Fields", {"names": "ab"}, "names is 'ab'; it must be a list like [a, b]."),
+        ("Fields", {"limits": [1, "x"]}, "limits.1 is 'x'; it must be a valid number."),
         ("Fields", {"label": 2.5}, "label is 2.5; it must be a valid string or it must be a valid integer."),
         ("Fields", {"weights": {"a": "x"}}, "weights.a is 'x'; it must be a valid number."),
         ("Fields", {"_made": 1}, "has no option '_made'."),

@@ -289,6 +289,13 @@ def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
     assert not works_on_accelerator(RewardSection(name="tests.support.rewards:brightness"))
 
 
+@pytest.mark.parametrize("name", ["may_read", "Measured", "Called"])
+def test_every_form_that_can_be_called_is_a_reward(name: str) -> None:
+    check_reward(f"tests.support.rewards:{name}", {})
+    made = make_reward(f"tests.support.rewards:{name}", {})
+    assert scored(made, "mine", images(2), PROMPTS[:2], [{"a": 1}] * 2).values.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

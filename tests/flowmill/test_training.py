@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 import flowmill
-from flowmill.carried_source import carried_source, is_importable, user_folders
+from flowmill.carried_source import carried_source, is_importable, module_name, user_folders
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
 from flowmill.configs.import_paths import import_from
@@ -61,7 +61,7 @@ def scores(thing: Any, source: str, **options: object) -> list[float]:
 
 def carried(thing: Any, source: str) -> str:
     """Return the import string of a carried function or class."""
-    name = f"{thing.__name__}_{hash_text(source)}"
+    name = module_name(thing.__name__, source)
     import_from((), {name: source})
     return f"{name}:{thing.__name__}"
 
@@ -275,6 +275,65 @@ def test_options_of_a_script_have_their_types(tmp_path: Path, monkeypatch: pytes
     found = taken(carried(names["weighted"], sources["weighted"]), REWARDS)
     assert found is not None
     assert found["curve"] == "FilePlace"
+
+
+TYPES = """
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Mapping
+from pydantic import PositiveInt
+
+lock = threading.Lock()
+Mode = Literal["mean", "max"]
+
+class Client:
+    lock = lock
+
+@dataclass
+class Row:
+    lock: Any = lock
+
+def reward(media, prompts, metadata: Mapping[str, Row], *, client: Client | None = None, how: Mode = "mean",
+           count: PositiveInt = 1, file: Path | None = None, rows: "list[Row]" = ()):
+    return [1.0] * len(prompts)
+"""
+
+
+@pytest.mark.parametrize("is_notebook", [False, True])
+def test_types_are_carried_as_far_as_source_can(
+    is_notebook: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alias has no name of its own; a class may need what source cannot carry, and is no reason to fail."""
+    names = script(TYPES, tmp_path, monkeypatch)
+    if is_notebook:
+        names["In"] = ["%matplotlib inline", *TYPES.split("\n\n")]
+        del names["__file__"]
+    source = carried_source(names["reward"])
+    monkeypatch.undo()
+    assert scores(names["reward"], source, client=3, rows=2) == [1.0, 1.0]
+    for wrong in ({"how": "mena"}, {"count": -1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is "):
+            scores(names["reward"], source, **wrong)
+
+
+def test_types_and_submodules_of_elsewhere_do_not_change_the_name_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is part of the identity of a run's rewards, and runs of earlier versions carried none."""
+    imports = "import xml.dom.minidom\nfrom typing import Any\nfrom pathlib import Path\n"
+    text = (
+        "def reward(media, prompts, metadata: Any, *, file: Path = None):\n    return [len(xml.dom.minidom.__name__)]\n"
+    )
+    source = carried_source(script(imports + text, tmp_path, monkeypatch)["reward"])
+    before = f"from __future__ import annotations\nimport xml as xml\n{text}"
+    assert sorted({*source.splitlines()} - {*before.splitlines()}) == [
+        '__import__("xml.dom")  # not in the name of the module',
+        '__import__("xml.dom.minidom")  # not in the name of the module',
+        "from pathlib import Path as Path  # not in the name of the module",
+    ]
+    assert module_name("reward", source) == module_name("reward", before) == f"reward_{hash_text(before)}"
 
 
 def test_submodules_that_a_script_imports_are_there_in_other_processes(

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,32 @@ def brightness(
 def strict(media: np.ndarray, prompts: Sequence[str], strictness: bool = False) -> list[float]:
     """Its option stands where metadata are."""
     return [0.5 if strictness else 1.0 for _ in media]
+
+
+def may_read(media: np.ndarray, prompts: Sequence[str], fields: Any = None) -> list[float]:
+    """Reads metadata under another name, if there are any."""
+    return [1.0 if fields else 0.0 for _ in media]
+
+
+def _measured(method: Any) -> Any:
+    def call(*arguments: Any, **others: Any) -> Any:
+        return method(*arguments, **others)
+
+    return call
+
+
+class Measured:
+    """Its method is behind a decorator that does not tell its parameters."""
+
+    @_measured
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Any) -> list[float]:
+        return [1.0] * len(media)
+
+
+class Called:
+    """Its method is an object, which takes no ``self``."""
+
+    score = partial(lambda value, media, prompts, metadata: [value] * len(media), 1.0)
 
 
 @declare(references=True)
