@@ -32,6 +32,29 @@ def is_interruption(error: BaseException) -> bool:
 
 
 @contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C in a user's program wait until the end of the block, for imports: a library with compiled code, whose
+    import it ends, cannot be imported again by the process.
+
+    Raises:
+        KeyboardInterrupt: at the end, if Ctrl-C came.
+    """
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    arrived: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if arrived:
+        raise KeyboardInterrupt
+
+
+@contextmanager
 def without_exits(where: str, kind: type[FlowmillError] = FlowmillError) -> Iterator[None]:
     """Convert an exit that code inside asks for to an error that names it; a signal still ends the process.
 

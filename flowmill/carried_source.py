@@ -241,10 +241,8 @@ def _binding(name: str, script: ast.Module) -> str | None:
             for each in node.names:
                 if (each.asname or each.name) == name:
                     return f"from {node.module} import {each.name} as {name}"
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Subscript | ast.BinOp):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if [ast.unparse(each) for each in targets] == [name]:
-                return f"{name} = {ast.unparse(node.value)}"
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _targets(node) == {name}:
+            return f"{name} = {ast.unparse(node.value)}" if isinstance(node.value, ast.Subscript | ast.BinOp) else None
     return None
 
 
@@ -315,7 +313,7 @@ def _submodules(source: str, known: Mapping[str, Any]) -> list[str]:
 
 def _globals(source: str) -> list[str]:
     """Return the global names that a definition uses, sorted."""
-    names, tables = set[str](), [symtable.symtable(f"{_FUTURE}\n{source}", "<source>", "exec")]
+    names, tables = _inherited(ast.parse(source)), [symtable.symtable(f"{_FUTURE}\n{source}", "<source>", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
@@ -326,3 +324,22 @@ def _globals(source: str) -> list[str]:
             if each.is_referenced() and (each.is_global() or (top and not each.is_assigned()))
         }
     return sorted(names)
+
+
+def _inherited(tree: ast.Module) -> set[str]:
+    """Return the global names that bodies of classes give to attributes of the same name, as in ``scale = scale``."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        bound = set[str]()
+        for each in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(each, ast.Assign | ast.AnnAssign):
+                value = [] if each.value is None else [*ast.walk(each.value)]
+                names |= ({part.id for part in value if isinstance(part, ast.Name)} & _targets(each)) - bound
+                bound |= _targets(each)
+    return names
+
+
+def _targets(statement: ast.Assign | ast.AnnAssign) -> set[str]:
+    """Return the names that an assignment stores or changes."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return {part.id for each in targets for part in ast.walk(each) if isinstance(part, ast.Name)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.command_options import refusal
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.exits import uninterrupted
 
 if TYPE_CHECKING:
     from flowmill.tasks.runs.context import RunContext
@@ -22,9 +23,10 @@ def run_stage(context: RunContext, name: str, fields: Mapping[str, Any]) -> list
     """
     from pydantic import ValidationError
 
-    from flowmill.flows.requests import StageRequest
-    from flowmill.flows.run_in_process import call
-    from flowmill.flows.stages import FLOWS
+    with uninterrupted():
+        from flowmill.flows.requests import StageRequest
+        from flowmill.flows.run_in_process import call
+        from flowmill.flows.stages import FLOWS
     from flowmill.tasks.specs.stages import stage_spec
 
     flow = FLOWS[stage_spec(name).name]
@@ -37,9 +39,10 @@ def run_stage(context: RunContext, name: str, fields: Mapping[str, Any]) -> list
 
 def train(context: RunContext, *, trust_store: bool = False) -> None:
     """Complete a run; see ``Run.train``."""
-    from flowmill.flows.pipeline import bring_up_to_date
-    from flowmill.flows.requests import ContinueRequest
-    from flowmill.flows.run_in_process import call
+    with uninterrupted():
+        from flowmill.flows.pipeline import bring_up_to_date
+        from flowmill.flows.requests import ContinueRequest
+        from flowmill.flows.run_in_process import call
 
     request = ContinueRequest(run=context.run.name, root=context.store.root.uri, trust_store=trust_store)
     call(bring_up_to_date, request, threads=context.config.execution.threads)

@@ -10,6 +10,7 @@ from typing import Any
 
 from flowmill.configs.base import Component, Section
 from flowmill.configs.errors import ConfigError
+from flowmill.configs.exits import uninterrupted
 from flowmill.configs.schema import RunConfig
 from flowmill.store_reader import Run
 
@@ -101,13 +102,14 @@ def start(
     else:
         ready = load_config(config, changes)
     prepare_environment(ready.execution.threads)
-    from flowmill.flows.process_state import begin
-    from flowmill.storage.artifacts.commit import ArtifactStore
-    from flowmill.tasks.checks.check import check_config
-    from flowmill.tasks.inputs.shapes import with_columns
-    from flowmill.tasks.inputs.store_trust import remember
-    from flowmill.tasks.runs.epoch_count import kept_length
-    from flowmill.tasks.runs.locks import holding, run_name
+    with uninterrupted():
+        from flowmill.flows.process_state import begin
+        from flowmill.storage.artifacts.commit import ArtifactStore
+        from flowmill.tasks.checks.check import check_config
+        from flowmill.tasks.inputs.shapes import with_columns
+        from flowmill.tasks.inputs.store_trust import remember
+        from flowmill.tasks.runs.epoch_count import kept_length
+        from flowmill.tasks.runs.locks import holding, run_name
 
     ready = with_columns(ready)
     # Before the store is opened, which creates its folder.

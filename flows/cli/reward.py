@@ -35,8 +35,10 @@ def fit(
     from flowmill.flows.console import console, print_json
     from flowmill.tasks.export.provenance import accuracy_text
     from flowmill.tasks.fitting.figures import equal_text
-    from flowmill.tasks.fitting.fit import copy_model, fit_reward
+    from flowmill.tasks.fitting.fit import check_copy, copy_model, fit_reward
 
+    if to is not None:
+        check_copy(to)
     fitted = fit_reward(loaded)
     if to is not None:
         copy_model(fitted, to)

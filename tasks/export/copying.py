@@ -42,6 +42,16 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
     return len(files)
 
 
+def check_new_folder(to: Path, *, over: Collection[str] = ()) -> None:
+    """Check that ``new_folder`` may write a folder, before the work that fills it."""
+    target = user_path(to).resolve()
+    try:
+        if target.exists() and (not target.is_dir() or {file.name for file in target.iterdir()} - {*over}):
+            raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")
+    except OSError as error:
+        raise _unwritable(to, error) from None
+
+
 @contextmanager
 def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder to fill, and move it to ``to`` at the end: a killed process leaves no part of it there.
@@ -53,8 +63,7 @@ def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
     # The folder that a link leads to, on another disk maybe.
     target = user_path(to).resolve()
     try:
-        if target.exists() and (not target.is_dir() or {file.name for file in target.iterdir()} - {*over}):
-            raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")
+        check_new_folder(to, over=over)
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target.parent)
         aside = target.parent / f"{_ASIDE}{tag()}"
@@ -75,7 +84,11 @@ def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"'{to}' cannot be written: {error.strerror or error}. Name another folder.") from None
+        raise _unwritable(to, error) from None
+
+
+def _unwritable(to: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"'{to}' cannot be written: {error.strerror or error}. Name another folder.")
 
 
 def _remove_leftovers(parent: Path) -> None:

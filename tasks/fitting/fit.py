@@ -31,7 +31,7 @@ from flowmill.storage.artifacts.checkpoints import clear_checkpoints
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.fit_names import add_fit
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.export.copying import new_folder
+from flowmill.tasks.export.copying import check_new_folder, new_folder
 from flowmill.tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from flowmill.tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from flowmill.tasks.fitting.splits import check_leaks, check_sizes, held_out
@@ -44,6 +44,9 @@ _STAGE, _VERSION, _SHARD = "reward_fit", 2, "model"
 _ELSEWHERE = frozenset({"name", "data", "heldout", "store", "device", "checkpoint_every"})
 #: Media per call of a backbone.
 _STEP = 16
+_CARD = "README.md"
+#: Files of a reward model, not all of which every one has.
+_FILES = frozenset({ABOUT, HEAD, ADAPTERS, _CARD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,7 @@ def _write(
     if adapters:
         save_file({each: tensor.detach().cpu() for each, tensor in adapters.items()}, folder / ADAPTERS)
     (folder / ABOUT).write_text(json.dumps(description, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
-    (folder / "README.md").write_text(card(description), encoding="utf-8")
+    (folder / _CARD).write_text(card(description), encoding="utf-8")
     return description
 
 
@@ -214,9 +217,13 @@ def _counted(judgments: Judgments, apart: list[bool], judged: str) -> dict[str, 
     }
 
 
+def check_copy(to: Path) -> None:
+    """Check that a reward model can be copied into a folder, before it is fitted."""
+    check_new_folder(to, over=_FILES)
+
+
 def copy_model(model: FittedModel, to: Path) -> None:
     """Copy a reward model into a folder, in place of an earlier copy there."""
-    names = [file.name for file in model.folder.iterdir()]
-    with new_folder(to, over=names) as folder:
-        for name in names:
-            shutil.copyfile(model.folder / name, folder / name)
+    with new_folder(to, over=_FILES) as folder:
+        for file in model.folder.iterdir():
+            shutil.copyfile(file, folder / file.name)

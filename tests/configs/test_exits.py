@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from flowmill.configs.errors import ConfigError, FlowmillError, RewardError
-from flowmill.configs.exits import StopSignal, is_interruption, without_exits
+from flowmill.configs.exits import StopSignal, is_interruption, uninterrupted, without_exits
 from flowmill.configs.registry import Table, create
 from flowmill.flows.cli.signals import terminable
 from flowmill.models.rewards.base import Batch
@@ -41,6 +41,24 @@ def listening() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
+def test_an_interruption_waits_for_the_end_of_imports() -> None:
+    steps = []
+
+    def work() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("imported")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["imported"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(ValueError, match="no module"), uninterrupted():
+        raise ValueError("no module")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Ending:

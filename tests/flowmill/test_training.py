@@ -132,6 +132,16 @@ FORMS = {
         def reward(media, prompts):
             return [applied(9) + decorated.mark for _ in prompts]
         """,
+    "a class with an attribute of the name of what it holds": """
+        scale = 2.0
+
+        class Scaled:
+            scale: float = scale
+            both = scale + 1
+
+        def reward(media, prompts):
+            return [Scaled.scale + Scaled.both] * len(prompts)
+        """,
     "a class that the interpreter has built in": """
         from itertools import chain
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from flowmill.configs.errors import ConfigError, RewardError
 from flowmill.configs.reward_fit import load_fit
 from flowmill.flows.cli import app
 from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.fitted import ADAPTERS
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.garbage_collection import Retention, plan_removals
 from flowmill.storage.maintenance.verify import verify_store
 from flowmill.tasks.fitting import fit as fitting
 from flowmill.tasks.fitting.figures import figures_of_preferences
-from flowmill.tasks.fitting.fit import copy_model, fit_reward
+from flowmill.tasks.fitting.fit import check_copy, copy_model, fit_reward
 from flowmill.tasks.fitting.judgments import Judgment
 from flowmill.tasks.fitting.splits import check_leaks, held_out
 from tests.support.judged import HELDOUT, PIXELS, fit_config, write_fitted, write_images, write_pairs, write_rows
@@ -145,12 +147,18 @@ def test_a_store_keeps_it_although_no_run_names_it(few: Path, tmp_path: Path) ->
 def test_a_copy_replaces_its_own_files_only(few: Path, tmp_path: Path) -> None:
     first, second = (fit_reward(fit_config(tmp_path, few, updates=each)) for each in (1, 2))
     for made in (first, second):
+        check_copy(tmp_path / "mine")
         copy_model(made, tmp_path / "mine")
         held = {file.name: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
         assert held == {file.name: file.read_bytes() for file in made.folder.iterdir()}
+    # An earlier copy may have files that this one has none of.
+    (tmp_path / "mine" / ADAPTERS).write_bytes(b"of before")
+    copy_model(first, tmp_path / "mine")
+    assert not (tmp_path / "mine" / ADAPTERS).exists()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty"):
-        copy_model(first, tmp_path / "mine")
+    for write in (check_copy, partial(copy_model, first)):
+        with pytest.raises(ConfigError, match="is not empty"):
+            write(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "mine"
 
 
