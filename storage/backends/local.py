@@ -249,9 +249,10 @@ class LocalBackend:
         except FileNotFoundError:
             return False
         except PermissionError:
+            file = self._at(path)
             raise StoreError(
-                f"'{self._at(path)}' cannot be read, so it is unknown whether a process holds this lock. Let its owner "
-                "make it and its folder readable: chmod a+rX FOLDER FILE."
+                f"'{file}' cannot be read, so it is unknown whether a process holds this lock. Let its owner make the "
+                f"folder readable: chmod -R a+rX '{file.parent}'."
             ) from None
 
 
