@@ -130,10 +130,10 @@ _visiting = threading.Lock()
 
 @contextmanager
 def session_of(job: JobSpec) -> Iterator[Session]:
-    """Yield the session for a job: the open run's if it has the job's config, else this process's own, which serves one
-    task at a time."""
+    """Yield the session for a job: the open run's if the job is of it, else this process's own, which serves one task
+    at a time."""
     session = _open.get()
-    if session is not None and settings_of(session.context) == job.settings:
+    if session is not None and job.is_of(session.context):
         yield session
         return
     if job.code != own_code():

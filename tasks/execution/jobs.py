@@ -54,6 +54,10 @@ class JobSpec:
     """The artifacts it reads."""
     code: str
     """Hash of the sender's code, see ``own_code``."""
+    fits: dict[str, str]
+    """Artifacts of the fits that rewards name, by name: after a refit the name alone means another."""
+    contents: dict[str, dict[str, str]]
+    """Digests of the files that components name, by setting and path: a worker may hold models of earlier ones."""
     number: int = 0
     """Number of earlier jobs of the ranks."""
 
@@ -62,6 +66,7 @@ class JobSpec:
         """Return the job of a stage."""
         stage = run.stage
         config, name, epoch = settings_of(stage.context)
+        fits, contents = found_by(stage.context)
         return cls(
             config=config,
             run=name,
@@ -70,6 +75,8 @@ class JobSpec:
             artifact=str(run.ref),
             inputs=tuple(str(ref) for ref in stage.inputs()),
             code=own_code(),
+            fits=fits,
+            contents=contents,
             number=number,
         )
 
@@ -89,9 +96,13 @@ class JobSpec:
         return str(self.config["store"]["root"])
 
     @property
-    def settings(self) -> tuple[dict[str, Any], str, int]:
+    def key(self) -> tuple[Any, ...]:
         """The key that jobs of one context share."""
-        return (self.config, self.run, self.epoch)
+        return (self.config, self.run, self.epoch, self.fits, self.contents)
+
+    def is_of(self, context: RunContext) -> bool:
+        """Return whether a context has the key of this job."""
+        return self.key == (*settings_of(context), *found_by(context))
 
     def parsed_config(self) -> RunConfig:
         """Return the config."""
@@ -99,10 +110,15 @@ class JobSpec:
 
 
 def settings_of(context: RunContext) -> tuple[dict[str, Any], str, int]:
-    """Return ``JobSpec.settings`` of the jobs of a context: its config as plain data, its run and its epoch."""
+    """Return the settings of a context: its config as plain data, its run and its epoch."""
     config = context.config.model_dump(mode="json")
     config["store"]["root"] = context.store.root.uri
     return config, context.run.name, context.epoch
+
+
+def found_by(context: RunContext) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Return the fits and the digests of files that a context found for its config."""
+    return context.contents.fits.found(context.config), context.contents.by_setting
 
 
 class JobSession:
@@ -120,9 +136,10 @@ class JobSession:
         self._session: Session | None = None
 
     def of(self, job: JobSpec) -> Session:
-        """Return the session of a job's run; a job of another run or config releases the models."""
+        """Return the session of a job's run; a job of another run or config, or with other fits or files, releases
+        the models."""
         session, previous = self._session, self._job
-        if session is None or previous is None or previous.settings != job.settings:
+        if session is None or previous is None or previous.key != job.key:
             # Reset first: if the new session cannot be opened, the next try must not use the old one.
             self.close()
             session = self._opened(job)
@@ -141,7 +158,9 @@ class JobSession:
         config = job.parsed_config()
         import_from(config.execution.modules, config.execution.sources)
         run = RunFolder(ArtifactStore(config.store), job.run)
-        session = Session(RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch))
+        context = RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch)
+        context.contents.adopt(job.fits, job.contents)
+        session = Session(context)
         self._on_open(session)
         return session
 

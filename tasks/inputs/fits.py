@@ -22,7 +22,10 @@ _REMEDY = "Fit it first, in the same store: 'flowmill reward fit'."
 
 
 class Fits:
-    """The fits that rewards name; each is looked up once, so that a refit does not change rewards in use."""
+    """The fits that rewards name; each is looked up once, so that a refit does not change rewards in use.
+
+    Other processes of a run ``adopt`` what its own process found.
+    """
 
     def __init__(self, store: ArtifactStore | StoreSection) -> None:
         """Bind to a store, which is opened when a fit is looked up."""
@@ -39,6 +42,15 @@ class Fits:
         if named not in self._cached:
             self._cached[named] = self._newest(named)
         return self._cached[named]
+
+    def found(self, config: RunConfig) -> dict[str, str]:
+        """Return the artifacts ``kind/id`` of the fits that a config names, by name; without those that cannot be
+        used."""
+        return {named: str(self.artifact(named)) for named in _spelled(config) if not self.lacking(named)}
+
+    def adopt(self, found: Mapping[str, str]) -> None:
+        """Use the artifacts that another process found by these names."""
+        self._cached |= {named: ArtifactRef.parse(ref) for named, ref in found.items()}
 
     def _newest(self, named: str) -> ArtifactRef:
         (name, at, number), root = named.partition("@"), self._source.root
@@ -112,5 +124,10 @@ def _placed(options: Mapping[str, Any], keys: list[str], folder: str) -> dict[st
 
 def named_fits(config: RunConfig) -> list[str]:
     """Return the names of the fits that rewards, monitors and judges of a config use."""
+    return sorted({named.partition("@")[0] for named in _spelled(config)})
+
+
+def _spelled(config: RunConfig) -> list[str]:
+    """Return the fits of a config as NAME or NAME@NUMBER."""
     places = (place for section in reward_sections(config) for place in reward_places(section))
-    return sorted({place.path.partition("@")[0] for place in places if place.is_fit})
+    return sorted({place.path for place in places if place.is_fit})

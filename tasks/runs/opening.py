@@ -286,7 +286,7 @@ def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
         if data.heldout is not None:
             identities["data.heldout, contents"] = context.data_identity(HELD_OUT)
     before = {new: old for old, new in moves.values()}
-    for setting, hashes in context.contents.all().items():
+    for setting, hashes in context.contents.by_setting.items():
         identities[f"{setting}, contents"] = {before.get(path, path): digest for path, digest in hashes.items()}
     return identities
 

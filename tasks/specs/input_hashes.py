@@ -78,9 +78,10 @@ class InputContents:
         """Return whether the run has an artifact of a stage with this fingerprint."""
         return any(entry.ref.fingerprint == work for entry in self._run.entries_of(*node))
 
-    def all(self) -> dict[str, Digests]:
-        """Return the recorded digests of the files of all components of the config, by setting."""
-        by_setting: dict[str, Digests] = {}
+    @cached_property
+    def by_setting(self) -> dict[str, dict[str, str]]:
+        """The digests of the files of all components of the config, by setting; as recorded where a file is gone."""
+        by_setting: dict[str, dict[str, str]] = {}
         for setting, places in config_places(self._config).items():
             here, gone = self._look(places)
             by_setting[setting] = {
@@ -88,6 +89,11 @@ class InputContents:
                 **self._recorded_of(gone),
             }
         return {setting: digests for setting, digests in by_setting.items() if digests}
+
+    def adopt(self, fits: Mapping[str, str], by_setting: Mapping[str, Digests]) -> None:
+        """Use the fits and ``by_setting`` that the run's own process found, rather than look again."""
+        self.fits.adopt(fits)
+        vars(self)["by_setting"] = by_setting
 
     def _look(self, places: Sequence[OptionPath]) -> tuple[dict[str, PathContent], list[str]]:
         """Return the present files by path, and the paths of files that may have existed."""

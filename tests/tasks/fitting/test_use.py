@@ -14,6 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from flowmill.configs.errors import ConfigError, CorruptError, RewardError, RunConflictError
+from flowmill.configs.schema import RunConfig
+from flowmill.flows import process_state
 from flowmill.models.rewards.backbones import TextLikelihood
 from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
@@ -26,15 +28,19 @@ from flowmill.storage.trajectories.tables import read_rows, write_rows
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.names import check_names
 from flowmill.tasks.checks.try_rewards import try_rewards
+from flowmill.tasks.execution.jobs import JobSession, JobSpec, run_of_job
 from flowmill.tasks.fitting import fit
 from flowmill.tasks.fitting.fit import FittedModel, copy_model, fit_reward
 from flowmill.tasks.inputs.fits import Fits, named_fits
 from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.runs.progress import Silent
 from flowmill.tasks.runs.staleness import explain
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.plan import RunPlan
+from flowmill.tasks.stages.stage import Shard
+from flowmill.tasks.stages.stage_run import StageRun
 from tests.models.text.test_control_tokens import tokenizer
 from tests.support.clip import write_clip, write_siglip
 from tests.support.inside import Make, prepare, run_epoch, stage_rows, stage_run
@@ -60,6 +66,10 @@ def make(context: RunContext, node: Node) -> ArtifactRef:
     run = stage_run(context, node.stage, node.epoch, node.slot)
     run.execute()
     return run.ref
+
+
+def column(context: RunContext, ref: ArtifactRef) -> list[float]:
+    return read_rows(context.store, ref).column("reward").to_pylist()  # type: ignore[no-any-return]
 
 
 def pending(context: RunContext, node: Node) -> int:
@@ -90,6 +100,66 @@ def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
     assert np.array(read_rows(other.store, second).column("reward").to_pylist()).tolist() != scores.tolist()
     refit(pairs, tmp_path, 5)
     assert pending(begin_run(config), SCORE) == 0, "the first model's scores are found again"
+
+
+def send(run: StageRun, shard: Shard, worker: JobSession) -> None:
+    """Have a worker make a shard."""
+    job = JobSpec.parse(JobSpec.of(run).encoded())
+    run_of_job(job, worker.of(job)).run_shard(shard)
+
+
+@pytest.mark.parametrize("named", ["run", "path"])
+def test_workers_score_with_the_fit_after_which_scores_are_named(
+    named: str, pairs: Path, make_config: Make, tmp_path: Path
+) -> None:
+    def config_with(place: str, *overrides: str) -> RunConfig:
+        rewards = f"rewards=[{{name: fitted, options: {{{place}, unproven: true}}}}]"
+        return make_config(rewards, f"store.root={tmp_path / 'store'}", *overrides)
+
+    refit(pairs, tmp_path, 5)
+    config = config_with("run: taste" if named == "run" else f"path: '{tmp_path / 'mine'}'")
+    context, lasting = prepare(config), JobSession(Silent)
+    make(context, ROLLOUT)
+    run = stage_run(context, "score", 1, "fitted")
+    one, other = run.pending()
+    send(run, one, lasting)
+    refit(pairs, tmp_path, 6)
+    # Only a name can be looked up again; of a replaced folder nothing is left.
+    send(run, other, JobSession(Silent) if named == "run" else lasting)
+    run.finish()
+    again = stage_run(begin_run(config), "score", 1, "fitted")
+    for shard in again.pending():
+        send(again, shard, lasting)
+    again.finish()
+
+    truths = []
+    for number in (1, 2):
+        plain = prepare(config_with(f"run: taste@{number}", f"run.name=with{number}"))
+        make(plain, ROLLOUT)
+        truths.append(column(plain, make(plain, SCORE)))
+    assert [column(context, each.ref) for each in (run, again)] == truths
+
+
+def test_jobs_of_one_run_share_a_session_until_fits_are_others(pairs: Path, make_config: Make, tmp_path: Path) -> None:
+    plain = JobSpec.of(stage_run(prepare(make_config("run.name=plain")), "rollout", 1))
+    assert (plain.fits, plain.contents) == ({}, {})
+    made = refit(pairs, tmp_path, 5)
+    rewards = "rewards=[{name: fitted, options: {run: taste, unproven: true}}]"
+    config, worker = make_config(rewards, f"store.root={tmp_path / 'store'}"), JobSession(Silent)
+    context = prepare(config)
+    job = JobSpec.of(stage_run(context, "rollout", 1))
+    assert job.fits == {"taste": str(made.ref)}
+    session = worker.of(job)
+    refit(pairs, tmp_path, 6)
+    assert session.context.contents.fits.artifact("taste") == made.ref
+    # A worker sends jobs to its own processes, with what it was sent.
+    assert worker.of(JobSpec.of(stage_run(session.context, "encode", 0))) is session
+    newer = JobSpec.of(stage_run(begin_run(config), "rollout", 1))
+    assert worker.of(newer) is not session
+    with process_state.opened(context) as opened:
+        assert process_state.begin(config) is context, "a run at work keeps its fits"
+        with process_state.session_of(job) as own, process_state.session_of(newer) as other:
+            assert (own is opened, other is opened) == (True, False)
 
 
 def test_a_copied_run_is_scored_with_the_fits_that_it_names(pairs: Path, make_config: Make, tmp_path: Path) -> None:
