@@ -277,6 +277,7 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     assert len(due) > 2
     committed: list[list[str]] = []
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
+    monkeypatch.setattr(stages, "_TASK_S", 600.0)
     with process_state.opened(context) as session:
         # No time at all: a task of its own for each.
         assert stages.run_shards.fn(stages.job_of(run), [astuple(shard) for shard in due[:2]], 0.0) == [due[0].name]
