@@ -38,6 +38,7 @@ from flowmill.tasks.metrics.sweep import (
     check_varied,
     final_settings,
     outcome,
+    ranking,
     variants,
     with_final,
 )
@@ -61,6 +62,8 @@ def sweep(request: SweepRequest) -> Any:
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str | None]:
     listed = variants(request.name, request.grid, request.listed)
     requests = {variant.name: _request_of(request, variant) for variant in listed}
+    configs = [_config(each) for each in requests.values()]
+    weights = ranking(request.config, request.overrides, configs, final=request.final).weights
     for start in chained(requests[listed[0].name])[:-1]:
         pipeline(start)
     first = bind_run(_config(requests[listed[0].name]))
@@ -69,7 +72,7 @@ def _sweep(request: SweepRequest) -> tuple[list[Outcome], str | None]:
         requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
         failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
         contexts = {name: bind_run(_config(each)) for name, each in requests.items()}
-        outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
+        outcomes = best_first([outcome(contexts[each.name], each, weights) for each in listed])
         if request.final is not None and outcomes[0].reward is not None:
             outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
         report = report_of(*(contexts[each.variant.name] for each in outcomes))

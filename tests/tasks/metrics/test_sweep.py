@@ -19,7 +19,7 @@ import pytest
 from flowmill.configs.errors import CancelledError, ConfigError, RunConflictError, WorkerError
 from flowmill.configs.exits import StopSignal
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import PromptSource, PromptsSection
+from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
 from flowmill.flows import server, sweep
 from flowmill.flows.cli import sweep as command
 from flowmill.flows.requests import SweepRequest
@@ -31,6 +31,7 @@ from flowmill.tasks.metrics.sweep import (
     final_settings,
     outcome,
     over_seeds,
+    ranking,
     read_list,
     selection_note,
     variants,
@@ -241,7 +242,66 @@ def test_an_outcome_names_the_prompts_that_it_was_scored_on(make_config: Make, h
     context = prepare(make_config(*heldout))
     evaluate(context, 0)
     (variant,) = variants("s", ["run.seed=0"], [])
-    assert outcome(context, variant).split == split
+    assert outcome(context, variant, context.config).split == split
+
+
+TWO = "rewards=[{name: jpeg_compressibility, weight: 1}, {name: jpeg_incompressibility, label: detail, weight: 0.5}]"
+
+
+def varied(config_file: Path, *grids: str) -> list[RunConfig]:
+    return [load_config(config_file, [TWO, *each.overrides]) for each in variants("s", grids, [])]
+
+
+def test_equal_samples_rank_equally_under_any_weights(make_config: Make, config_file: Path) -> None:
+    found = variants("s", ["rewards.1.weight=0.1,2"], [])
+    contexts = [prepare(make_config(TWO, *each.overrides, f"run.name={each.name}")) for each in found]
+    weights = ranking(str(config_file), [TWO], [each.config for each in contexts], final=None).weights
+    for context in contexts:
+        evaluate(context, 0)
+    one, other = (outcome(*each, weights) for each in zip(contexts, found, strict=True))
+    assert one.reward == other.reward
+    assert one.reward == pytest.approx(
+        one.figures["jpeg_compressibility mean"] + 0.5 * one.figures["detail mean"], rel=1e-12
+    )
+
+
+def test_weights_that_all_have_rank_them(config_file: Path) -> None:
+    lists = ",".join(f"[{{name: jpeg_compressibility, weight: 3, threshold: {value}}}]" for value in (0.1, 0.2))
+    (weights,) = {
+        ranking("unread", [], varied(config_file, grid), final="a.txt").weights.rewards[0].weight  # type: ignore[union-attr]
+        for grid in (f"rewards={lists}", "rewards=[{name: jpeg_compressibility, weight: 3}]")
+    }
+    assert weights == 3
+
+
+@pytest.mark.parametrize(
+    ("grid", "why"),
+    [
+        ("rewards=[{name: jpeg_compressibility}],[{name: jpeg_incompressibility}]", "differ in their rewards"),
+        ("rewards=[jpeg_compressibility],[{name: jpeg_compressibility, weight: 2}]", "weigh their rewards differently"),
+        ("rewards.0.frames=1,2", "differ in their rewards"),
+        ("prompts.heldout=a.txt,b.txt", "evaluated on different prompts"),
+        ("prompts.heldout=a.txt,null", "evaluated on different prompts"),
+        ("evaluate.samples=4,8", "evaluated on different prompts"),
+    ],
+)
+def test_what_does_not_compare_has_no_best(
+    grid: str, why: str, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate("ab", start=83):
+        (tmp_path / f"{name}.txt").write_text(f'"{number}"\n')
+    (tmp_path / "last.txt").write_text('"38"\n')
+    monkeypatch.setattr(sweep, "check_config", lambda *_, **__: None)
+    monkeypatch.setattr(sweep, "bind_run", lambda config: pytest.fail("work has begun"))
+    monkeypatch.setattr(command, "prepare_environment", lambda threads: pytest.fail("work has begun"))
+    configs = varied(config_file, grid)
+    ranked = ranking(str(config_file), [TWO], configs, final=None)
+    assert ranked.weights is None
+    assert why in ranked.why_none
+    for refused in (sweep._sweep, command.sweep_command):
+        with pytest.raises(ConfigError, match=f"--final .*{why}.* Leave --final out"):
+            refused(SweepRequest(config=str(config_file), grid=[grid], overrides=[TWO], final="last.txt"))
 
 
 def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
