@@ -11,16 +11,19 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from flowmill.configs.errors import CancelledError, ConfigError, RunConflictError, WorkerError
 from flowmill.configs.exits import StopSignal
 from flowmill.configs.load import load_config
 from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
-from flowmill.flows import server, sweep
+from flowmill.flows import process_state, server, sweep
 from flowmill.flows.cli import sweep as command
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
@@ -39,6 +42,7 @@ from flowmill.tasks.metrics.sweep import (
 from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.tracking import sweeps
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder
 from tests.conftest import FlowmillCommand
@@ -104,11 +108,61 @@ def test_the_mlflow_run_of_a_sweep_ends_with_it(
     def stopped(requests: object) -> None:
         raise cause
 
-    monkeypatch.setattr(sweep, "SweepRun", lambda *_: SimpleNamespace(run_id="m-1", end=ended.append))
+    monkeypatch.setattr(sweep, "SweepRun", lambda *_, **__: SimpleNamespace(run_id="m-1", end=ended.append))
     monkeypatch.setattr(sweep, "_in_turn", stopped)
     with pytest.raises(type(cause)):
         sweep._sweep(SweepRequest(config=str(config_file), grid=["run.seed=1,2"]))
     assert ended == [status]
+
+
+@pytest.mark.parametrize("fails", ["create_run", "log_text", "set_terminated"])
+def test_a_tracker_that_fails_stops_no_sweep(fails: str, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, parents, said = [], list[str | None](), list[str]()
+
+    def call(name: str, *_: object, **__: object) -> Any:
+        called.append(name)
+        if name == fails:
+            raise MlflowException("refused\nby a database")
+        return SimpleNamespace(info=SimpleNamespace(run_id="m-1"))
+
+    names = ("create_run", "update_run", "log_text", "set_terminated")
+    client = SimpleNamespace(search_runs=lambda *_, **__: [], **{name: partial(call, name) for name in names})
+    monkeypatch.setattr(sweeps, "open_client", lambda *_: client)
+    monkeypatch.setattr(sweeps, "experiment", lambda *_: "0")
+    monkeypatch.setattr(sweep, "report_of", lambda *_: "report")
+    monkeypatch.setattr(
+        sweep, "_in_turn", lambda found: parents.extend(sweep._config(each).tracking.parent for each in found.values())
+    )
+    with process_state.shown_by(SimpleNamespace(message=said.append)):  # type: ignore[arg-type]
+        outcomes, report = sweep._sweep(SweepRequest(config=str(config_file), name="s", grid=["run.seed=1,2"]))
+    assert ([each.variant.name for each in outcomes], report) == (["s-seed-1", "s-seed-2"], "report")
+    assert parents == [None if fails == "create_run" else "m-1"] * 2
+    assert called[-1] == fails
+    (message,) = said
+    assert re.search(r"MLflow at .* failed \(MlflowException: refused\)\. The sweep continues", message)
+
+
+def test_a_sweep_waits_for_no_silent_tracker(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, said, silent = threading.Event(), list[str](), list[threading.Thread]()
+
+    def search(*_: object, **__: object) -> list[object]:
+        silent.append(threading.current_thread())
+        answers.wait()
+        return []
+
+    # Without a method that makes a run: one that comes too late would never be ended.
+    monkeypatch.setattr(sweeps, "open_client", lambda *_: SimpleNamespace(search_runs=search))
+    monkeypatch.setattr(sweeps, "experiment", lambda *_: "0")
+    monkeypatch.setattr(sweeps, "_PATIENCE_S", 0.05)
+    tracked = sweeps.SweepRun(begin_run(make_config()), "s", ["small"], say=said.append)
+    assert tracked.run_id is None
+    assert "no answer within 0.05 s" in said[0]
+    failures: list[object] = []
+    monkeypatch.setattr(sweeps, "first_line", failures.append)
+    answers.set()
+    silent[0].join()
+    tracked.end("FINISHED")
+    assert (failures, len(said)) == ([], 1)
 
 
 @pytest.mark.parametrize(
