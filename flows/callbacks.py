@@ -8,6 +8,7 @@ from typing import Any
 from flowmill.configs.errors import FlowmillError, StoppedError, TrackingError
 from flowmill.configs.escaping import command
 from flowmill.configs.roots import root_option
+from flowmill.flows import process_state
 from flowmill.flows.artifacts import Progress, announce, report_link, tracking_link
 from flowmill.flows.cancellation import was_stopped
 from flowmill.flows.server import has_lasting_api
@@ -103,7 +104,7 @@ def report_of(*contexts: RunContext) -> str | None:
             "flowmill", "report", *(each.run.name for each in contexts), *root_option(contexts[0].store.root.uri)
         )
         reason = str(error) if isinstance(error, FlowmillError) else f"{type(error).__name__}: {error}"
-        contexts[0].reporter.message(
+        process_state.reporter().message(
             f"Everything is committed, but its report could not be drawn ({reason}). Try again: {how}"
         )
         return None

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flowmill.configs.errors import CancelledError, TrackingError, WorkerError
+from flowmill.configs.errors import CancelledError, WorkerError
 from flowmill.configs.load import override_config
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import process_state
@@ -38,6 +38,7 @@ from flowmill.tasks.metrics.sweep import (
     check_varied,
     final_settings,
     outcome,
+    ranking,
     variants,
     with_final,
 )
@@ -61,15 +62,18 @@ def sweep(request: SweepRequest) -> Any:
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str | None]:
     listed = variants(request.name, request.grid, request.listed)
     requests = {variant.name: _request_of(request, variant) for variant in listed}
+    configs = [_config(each) for each in requests.values()]
+    weights = ranking(request.config, request.overrides, configs, final=request.final).weights
     for start in chained(requests[listed[0].name])[:-1]:
         pipeline(start)
     first = bind_run(_config(requests[listed[0].name]))
-    tracked = SweepRun(first, request.name, requests)
+    tracked = SweepRun(first, request.name, requests, say=process_state.reporter().message)
     with _ended_early(tracked):
-        requests = {name: each.below(tracked.run_id) for name, each in requests.items()}
+        if (parent := tracked.run_id) is not None:
+            requests = {name: each.below(parent) for name, each in requests.items()}
         failed = _concurrently(requests, request.parallel) if request.parallel > 1 else _in_turn(requests)
         contexts = {name: bind_run(_config(each)) for name, each in requests.items()}
-        outcomes = best_first([outcome(contexts[each.name], each) for each in listed])
+        outcomes = best_first([outcome(contexts[each.name], each, weights) for each in listed])
         if request.final is not None and outcomes[0].reward is not None:
             outcomes[0] = _evaluated_again(request.final, outcomes[0], requests[outcomes[0].variant.name])
         report = report_of(*(contexts[each.variant.name] for each in outcomes))
@@ -87,9 +91,7 @@ def _ended_early(tracked: SweepRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # The tracker may be what failed; the error itself says more.
-        with contextlib.suppress(TrackingError):
-            tracked.end("KILLED" if was_stopped(error) else "FAILED")
+        tracked.end("KILLED" if was_stopped(error) else "FAILED")
         raise
 
 

@@ -316,7 +316,7 @@ def a_registered_version(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     evaluation: Any = SimpleNamespace(
         reward=1.0, policy="", points=[tracked.Point(key=text, value=1.0, step=1, split=text)]
     )
-    owner = models.Owner(run=text, run_id="", experiment_id="", kind="lora")
+    owner = models.Owner(run=text, run_id="", experiment_id="", kind="lora", rewards=text)
     export = models.Export(epoch=1, folder=Path(), digest="", policy="")
     models._new_version(client, owner, text, evaluation, export)
     return str(said["description"])

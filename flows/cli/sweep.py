@@ -36,7 +36,14 @@ def sweep_command(
     from flowmill.configs.load import load_config
     from flowmill.storage.artifacts.commit import ArtifactStore
     from flowmill.tasks.checks.names import check_names
-    from flowmill.tasks.metrics.sweep import final_settings, over_seeds, read_list, selection_note, variants
+    from flowmill.tasks.metrics.sweep import (
+        final_settings,
+        over_seeds,
+        ranking,
+        read_list,
+        selection_note,
+        variants,
+    )
     from flowmill.tasks.runs.locks import refuse_while_executing
     from flowmill.tasks.runs.opening import find_run, with_columns_of_run
 
@@ -44,14 +51,17 @@ def sweep_command(
     lines = [] if listed is None else read_list(listed)
     request = request.model_copy(update={"listed": lines, "overrides": settings})
     planned = variants(request.name, request.grid, request.listed)
+    configs = []
     for variant in planned:
         overrides = [*request.overrides, *variant.overrides]
         config = load_config(request.config, [*overrides, *place_overrides(None, variant.name)])
+        configs.append(config)
         overrides += [] if request.final is None else final_settings(config, request.final)
         check_names(load_config(request.config, overrides), source=Path(request.config), overrides=overrides)
         # Before heavy imports.
         refuse_while_executing(ArtifactStore(config.store), variant.name)
         find_run(with_columns_of_run(config))
+    ranked = ranking(request.config, request.overrides, configs, final=request.final)
     prepare_environment(config.execution.threads)
     from flowmill.flows.progress import display
     from flowmill.flows.server import local_api
@@ -63,9 +73,10 @@ def sweep_command(
 
         process_state.use_reporter(shown)
         outcomes, report = run_flow(sweep, api, request)
-    _print(request.name, outcomes)
+    _print(request.name, outcomes, order="best first" if ranked.weights is not None else "by name")
     _print_over_seeds(over_seeds(outcomes))
-    note = selection_note(outcomes, prompts=request.final, root=config.store.root)
+    note = f"There is no best: {ranked.why_none}." if ranked.why_none else ""
+    note = note or selection_note(outcomes, prompts=request.final, root=config.store.root)
     if note:
         console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
     if report is not None:
@@ -74,12 +85,12 @@ def sweep_command(
         say_report(save_report(report, out or Path(f"{request.name}-report.html")))
 
 
-def _print(name: str, outcomes: Sequence[Outcome]) -> None:
+def _print(name: str, outcomes: Sequence[Outcome], *, order: str) -> None:
     from flowmill.tasks.metrics.sweep import scored_on
 
     figures = list(dict.fromkeys(figure for each in outcomes for figure in each.figures))
     scores_on = f", scores on {scored_on(outcomes)}" if figures else ""
-    table = Table("run", "epoch", *figures, title=f"{name}, best first{scores_on}")
+    table = Table("run", "epoch", *figures, title=f"{name}, {order}{scores_on}")
     for each in outcomes:
         scores = (f"{each.figures[figure]:.4g}" if figure in each.figures else "" for figure in figures)
         table.add_row(each.variant.name, str(each.epoch), *scores)

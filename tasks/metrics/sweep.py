@@ -18,6 +18,7 @@ import yaml
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import fingerprint
+from flowmill.configs.load import load_config
 from flowmill.configs.override_quoting import text_override
 from flowmill.configs.overrides import read_yaml, with_resolved_paths
 from flowmill.configs.roots import root_option
@@ -64,7 +65,8 @@ class Outcome:
     epoch: int
     """The last evaluated epoch; 0 before training."""
     reward: float | None
-    """Weighted mean reward of that evaluation on held-out prompts; None before any, and if scoring failed."""
+    """Mean reward of that evaluation on held-out prompts, under weights that all variants share; None before any, if
+    scoring failed, and if the variants do not compare."""
     figures: dict[str, float]
     """Scores on held-out prompts, or on the train prompts if there are none."""
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -73,6 +75,16 @@ class Outcome:
     """The list of these prompts: heldout or train."""
     final: dict[str, float] = field(default_factory=dict)
     """Scores of the best variant on prompts that took no part in the selection, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """How the variants of a sweep compare."""
+
+    weights: RunConfig | None
+    """The config by whose weights of rewards all of them are ranked; None if they do not compare."""
+    why_none: str = ""
+    """Why they do not compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +170,59 @@ def read_list(file: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def outcome(context: RunContext, variant: Variant) -> Outcome:
-    """Return the result of a variant so far."""
+def ranking(config: str, overrides: Sequence[str], varied: Sequence[RunConfig], *, final: str | None) -> Ranking:
+    """Return how variants compare: by the weights that all have, or by those of the config without the grid.
+
+    A sum under weights of its own would rank a variant by its weights, whatever its samples are.
+
+    Args:
+        config: the config that is varied, as ``load_config`` takes it.
+        overrides: settings of all variants.
+        varied: the configs of the variants.
+        final: the list on which the best variant is to be evaluated, if any.
+
+    Raises:
+        ConfigError: there is no best to evaluate on ``final``.
+    """
+    weights, why = varied[0], ""
+    if len({fingerprint(_weights(each)) for each in varied}) > 1:
+        weights = load_config(config, overrides)
+    if len({fingerprint(_rewards(each)) for each in varied}) > 1:
+        why = "the variants differ in their rewards, and sums of different rewards do not compare"
+    elif _rewards(weights) != _rewards(varied[0]):
+        why = f"the variants weigh their rewards differently, and '{config}', which they vary, has no weights for them"
+    elif len({fingerprint(_evaluated(each)) for each in varied}) > 1:
+        why = "the variants are evaluated on different prompts or noise, and means of these do not compare"
+    if why and final is not None:
+        raise ConfigError(
+            f"--final '{final}': {why}, so there is no best to evaluate. Leave --final out, and evaluate variants "
+            "with 'flowmill stage evaluate --run RUN --name final --set prompts.heldout=FILE'."
+        )
+    return Ranking(weights=None if why else weights, why_none=why)
+
+
+def _weights(config: RunConfig) -> dict[str, float]:
+    return {section.slot: section.weight for section in config.rewards}
+
+
+def _rewards(config: RunConfig) -> dict[str, Any]:
+    """Return what the scores depend on, by slot."""
+    read = {"name", "options", "frames", "reads", "sources"}
+    return {section.slot: section.model_dump(mode="json", include=read) for section in config.rewards}
+
+
+def _evaluated(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of the prompts and the noise of evaluations."""
+    prompts, given = config.prompts, None if config.data is None else config.data.train
+    return {
+        "lists": prompts.lists("heldout") or [given, prompts.lists("train")],
+        "prompts": prompts.model_dump(mode="json", include={"column", "image", "split"}),
+        "evaluate": config.evaluate.model_dump(mode="json", include={"samples", "seed"}),
+    }
+
+
+def outcome(context: RunContext, variant: Variant, weights: RunConfig | None) -> Outcome:
+    """Return the result of a variant so far; ``weights`` is that of the ranking."""
     evaluated = evaluated_epochs(context.chain)
     if not evaluated:
         return Outcome(variant=variant, epoch=0, reward=None, figures={})
@@ -168,7 +231,7 @@ def outcome(context: RunContext, variant: Variant) -> Outcome:
     return Outcome(
         variant=variant,
         epoch=evaluated[-1],
-        reward=weighted_reward(context.config, figures),
+        reward=None if weights is None else weighted_reward(weights, figures),
         figures=_flat(figures.get(split, {})),
         bounds=_flat({slot: _bounds(context.config, slot, each) for slot, each in figures.get(split, {}).items()}),
         split=split,
@@ -205,7 +268,7 @@ def _flat(scores: Mapping[str, Mapping[str, _Value]]) -> dict[str, _Value]:
 def scored_on(outcomes: Iterable[Outcome]) -> str:
     """Return the lists of the prompts that outcomes were scored on; '' before any result."""
     names = {"heldout": "held-out prompts", "train": "train prompts"}
-    return " and ".join(dict.fromkeys(names[each.split] for each in outcomes if each.reward is not None))
+    return " and ".join(dict.fromkeys(names[each.split] for each in outcomes if each.figures))
 
 
 def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str) -> str:
@@ -227,8 +290,8 @@ def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: st
 
 
 def best_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return outcomes sorted by reward, the best first; those without one come last."""
-    return sorted(outcomes, key=lambda each: (each.reward is None, -(each.reward or 0.0)))
+    """Return outcomes sorted by reward, the best first; those without one come last, by name."""
+    return sorted(outcomes, key=lambda each: (each.reward is None, -(each.reward or 0.0), each.variant.name))
 
 
 def check_varied(variant: Variant) -> None:

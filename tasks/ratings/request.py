@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
 from flowmill.configs.command_options import CommandLine
 
@@ -54,3 +54,20 @@ class RateRequest(BaseModel):
     """Address to listen on."""
     port: int = Field(default=8700, ge=0, le=65535)
     """Port; 0 takes a free one."""
+
+    @field_validator("evaluation")
+    @classmethod
+    def _of_an_epoch(cls, evaluation: bool, info: ValidationInfo) -> bool:
+        if evaluation and info.data.get("against") is not None:
+            raise ValueError("--against compares evaluations in any case. Leave --evaluation out.")
+        if evaluation and info.data.get("epoch") is None:
+            raise ValueError("It is the evaluation of one epoch, and none is named. Name it with --epoch N.")
+        return evaluation
+
+    @field_validator("group")
+    @classmethod
+    def _of_a_task(cls, group: int, info: ValidationInfo) -> int:
+        # A command gives the default, too.
+        if info.data.get("task") == "compare" and group != cls.model_fields["group"].default:
+            raise ValueError("--task compare shows two samples. Leave --group out, or choose --task stars or rank.")
+        return group

@@ -19,8 +19,8 @@ from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
 
 SUPERSEDED = "flowmill.superseded"
 """Tag of runs and versions that are superseded."""
-
-
+#: Tags of a version's held-out reward, and of the weighted sum that it is.
+_REWARD, _REWARDS = "flowmill.heldout_reward", "flowmill.rewards"
 #: Suffix of the names of superseded runs that stay because models were registered from them.
 _PAST = " (superseded)"
 
@@ -34,6 +34,8 @@ class Owner:
     experiment_id: str
     kind: str
     """Kind of training: lora or full."""
+    rewards: str
+    """The weighted sum of rewards that held-out rewards are, in words."""
     earlier: frozenset[str] = frozenset()
     """Ids of its MLflow runs before: another store may have a run of its name."""
 
@@ -102,12 +104,16 @@ class Export:
     """``kind/id`` of the policy the run ends with as it is now."""
 
 
-def register(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> None:
+def register(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> bool:
     """Register an exported model as a version of a registered model; set the alias ``champion`` to the best version.
 
     For each run that shares the registered model only the version of its final policy counts; its other versions are
     tagged as superseded. So the alias does not depend on earlier lengths of the run. It never points to a version of a
-    deleted MLflow run.
+    deleted MLflow run. Sums of other rewards, or with other weights, do not compare: only versions of the same sum
+    compete. One without a reward, or of an earlier release, which does not say its sum, competes with all.
+
+    Returns:
+        whether the alias left a version of another sum.
     """
     _ensure_model(client, name)
     versions = list(client.search_model_versions(f"name = '{name}'"))
@@ -123,12 +129,14 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
         _supersede(client, version, version not in current)
     others = [version for version in versions if version not in own and SUPERSEDED not in version.tags]
     others = [version for version in others if _is_there(client, version.run_id)]
+    sums = {owner.rewards, None}
+    equal = [version for version in others if evaluation.reward is None or version.tags.get(_REWARDS) in sums]
     # The first of equal versions wins.
-    ranked = [
-        (float(each.tags.get("flowmill.heldout_reward", "-inf")), -int(each.version)) for each in current + others
-    ]
-    if ranked and _champion(client, name) != str(-max(ranked)[1]):
+    ranked = [(float(each.tags.get(_REWARD, "-inf")), -int(each.version)) for each in current + equal]
+    held = _champion(client, name)
+    if ranked and held != str(-max(ranked)[1]):
         client.set_registered_model_alias(name, "champion", str(-max(ranked)[1]))
+    return bool(ranked) and held in {str(version.version) for version in others if version not in equal}
 
 
 def _supersede(client: MlflowClient, version: Any, superseded: bool) -> None:
@@ -144,7 +152,7 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
         "flowmill.digest": export.digest,
         "flowmill.epoch": str(export.epoch),
         "flowmill.run": owner.run,
-        **({} if evaluation.reward is None else {"flowmill.heldout_reward": repr(evaluation.reward)}),
+        **({} if evaluation.reward is None else {_REWARDS: owner.rewards, _REWARD: repr(evaluation.reward)}),
         "flowmill.policy": evaluation.policy,
         "flowmill.logged_model": model.model_id,
     }

@@ -1,18 +1,20 @@
-"""Sweeps in MLflow: one parent run for the runs of all variants."""
+"""Sweeps in MLflow: one parent run for the runs of all variants.
+
+An unreachable tracker never stops a sweep: one message reports it, and the same command later logs the missing data.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-
-from mlflow import MlflowClient
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from flowmill.configs.escaping import in_cell
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.metrics.sweep import Outcome
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.tracking.client import open_client, reaching
+from flowmill.tasks.tracking.client import first_line, open_client
 from flowmill.tasks.tracking.descriptions import experiment
 from flowmill.tasks.tracking.locations import REPORT, tracking_uri
 from flowmill.tasks.tracking.names import mlflow_name
@@ -20,44 +22,83 @@ from flowmill.tasks.tracking.names import mlflow_name
 _SWEEP = "flowmill.sweep"
 #: The table of variants, best first.
 TABLE = "variants.csv"
+#: Seconds to wait for the tracker each time; MLflow itself tries for minutes.
+_PATIENCE_S = 60.0
 
 
 class SweepRun:
     """The MLflow run of a sweep; the existing one below which the sweep's runs are is continued."""
 
-    def __init__(self, context: RunContext, name: str, variants: Iterable[str]) -> None:
+    def __init__(
+        self, context: RunContext, name: str, variants: Iterable[str], *, say: Callable[[str], None] | None = None
+    ) -> None:
         """Find or create the MLflow run.
 
         Args:
             context: the context of one of the sweep's runs; all have the same tracker.
             name: name of the sweep.
             variants: names of all its runs.
+            say: reports a failure of the tracker, after which nothing more is logged.
         """
+        self.run_id: str | None = None
+        """Id of the MLflow run; None without one."""
+        self.failure: str | None = None
+        self._context, self._name, self._say = context, name, say or context.reporter.message
         # On a shared server another store may have a sweep of this name.
         configs = (RunFolder(context.store, each).config() or {} for each in variants)
         own = {(config.get("tracking") or {}).get("parent") for config in configs}
-        self._uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
-        with reaching(self._uri, "The sweep"):
-            self._client: MlflowClient = open_client(context.store.root.uri, context.config.tracking.uri)
-            where = experiment(self._client, context)
-            runs = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'")
-            run = next((each for each in runs if each.info.run_id in own), None)
-            if run is None:
-                run = self._client.create_run(where, run_name=mlflow_name("run", name), tags={_SWEEP: name})
-            self.run_id = str(run.info.run_id)
-            self._client.update_run(self.run_id, status="RUNNING")
+        self._try(lambda: self._open(own))
 
     def log(self, outcomes: Sequence[Outcome], report: str | None) -> None:
         """Log the table and the report."""
-        with reaching(self._uri, "The sweep"):
-            self._client.log_text(self.run_id, _table(outcomes), TABLE)
-            if report is not None:
-                self._client.log_text(self.run_id, report, REPORT)
+        texts = {TABLE: _table(outcomes)} | ({} if report is None else {REPORT: report})
+        self._try(lambda: self._log(texts))
 
     def end(self, status: str) -> None:
         """End the run with a status of MLflow: FINISHED, FAILED or KILLED."""
-        with reaching(self._uri, "The sweep"):
-            self._client.set_terminated(self.run_id, status)
+        self._try(lambda: self._client.set_terminated(str(self.run_id), status))
+
+    def _open(self, own: Collection[str | None]) -> None:
+        self._client = open_client(self._context.store.root.uri, self._context.config.tracking.uri)
+        where = experiment(self._client, self._context)
+        runs = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{self._name}'")
+        run = next((each for each in runs if each.info.run_id in own), None)
+        # An answer that comes too late must not leave a run that nothing ends.
+        if self.failure is not None:
+            return
+        if run is None:
+            run = self._client.create_run(where, run_name=mlflow_name("run", self._name), tags={_SWEEP: self._name})
+        self._client.update_run(run.info.run_id, status="RUNNING")
+        self.run_id = str(run.info.run_id)
+
+    def _log(self, texts: Mapping[str, str]) -> None:
+        for name, text in texts.items():
+            self._client.log_text(str(self.run_id), text, name)
+
+    def _try(self, job: Callable[[], None]) -> None:
+        """Do a job and wait for it, unless one failed before; report its failure."""
+        if self.failure is not None:
+            return
+        errors: list[str] = []
+
+        def work() -> None:
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 - a tracker outage must not stop a sweep; it is reported
+                errors.append(f"{type(error).__name__}: {first_line(error)}")
+
+        thread = threading.Thread(target=work, name="tracking", daemon=True)
+        thread.start()
+        thread.join(_PATIENCE_S)
+        if thread.is_alive():
+            errors.append(f"no answer within {_PATIENCE_S:g} s")
+        if errors:
+            self.failure = errors[0]
+            uri = tracking_uri(self._context.store.root.uri, self._context.config.tracking.uri)
+            self._say(
+                f"MLflow at {uri} failed ({self.failure}). The sweep continues; the same command later logs its parent "
+                "run, with table and report."
+            )
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

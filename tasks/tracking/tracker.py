@@ -302,7 +302,12 @@ class Tracker:
 
         name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
         name = mlflow_name("registered model", name)
-        register(self._client, replace(self._owner(), earlier=recorded_runs(self.context)), name, content, export)
+        owner = replace(self._owner(), earlier=recorded_runs(self.context))
+        if register(self._client, owner, name, content, export):
+            self.context.reporter.message(
+                f"The alias champion of '{name}' was at a version whose score is another sum of rewards, which does "
+                f"not compare; it is at the best one of {owner.rewards} now."
+            )
 
     def _owner(self) -> Owner:
         from flowmill.tasks.tracking.models import Owner
@@ -312,6 +317,7 @@ class Tracker:
             run_id=str(self.run_id),
             experiment_id=str(self.experiment_id),
             kind="lora" if self.context.config.model.lora else "full",
+            rewards=mlflow_text(" + ".join(each.weighted for each in self.context.config.rewards)),
         )
 
     def _end(self, status: str, text: str | None) -> None:

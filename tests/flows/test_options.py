@@ -137,6 +137,21 @@ def test_a_value_that_a_request_refuses_is_an_error_of_its_option() -> None:
         assert all(each in done.output for each in said)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--evaluation"], "'--evaluation': It is the evaluation of one epoch"),
+        (["--evaluation", "--against", "s", "--epoch", "1"], "'--evaluation': --against compares evaluations"),
+        (["--group", "3"], "'--group': --task compare shows two samples"),
+    ],
+)
+def test_an_option_of_a_rating_without_effect_is_refused(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["rate", "r", *arguments])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
+    assert RateRequest(run="r", epoch=0, evaluation=True, task="rank", group=3)
+
+
 def test_what_check_cannot_take_is_one_message() -> None:
     done = CliRunner().invoke(app, ["check", "digits", "--set", "tracking.uri=http://user:word@host/x"])
     assert isinstance(done.exception, ConfigError)

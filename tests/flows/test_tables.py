@@ -155,7 +155,8 @@ def variants_of_a_sweep() -> None:
     figures = {f"{slot} {figure}": 0.5 for slot in ("ocr", "pickscore", "geneval") for figure in ("mean", "exact")}
     names = [f"digits-sweep-optimize.learning_rate-0.0003-run.seed-{seed}" for seed in range(3)]
     found = [Variant(name=name, settings={}) for name in names]
-    sweep._print("digits-sweep", [Outcome(variant=each, epoch=30, reward=0.5, figures=figures) for each in found])
+    outcomes = [Outcome(variant=each, epoch=30, reward=0.5, figures=figures) for each in found]
+    sweep._print("digits-sweep", outcomes, order="best first")
     means = {figure: (0.5, 0.44, 0.56) for figure in figures}
     sweep._print_over_seeds([SeedSummary(settings={"optimize.learning_rate": 3e-4}, count=3, figures=means)])
 

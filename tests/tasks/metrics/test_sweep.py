@@ -11,16 +11,19 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from flowmill.configs.errors import CancelledError, ConfigError, RunConflictError, WorkerError
 from flowmill.configs.exits import StopSignal
 from flowmill.configs.load import load_config
-from flowmill.configs.schema import PromptSource, PromptsSection
-from flowmill.flows import server, sweep
+from flowmill.configs.schema import PromptSource, PromptsSection, RunConfig
+from flowmill.flows import process_state, server, sweep
 from flowmill.flows.cli import sweep as command
 from flowmill.flows.requests import SweepRequest
 from flowmill.tasks.metrics.evaluations import named_figures
@@ -31,6 +34,7 @@ from flowmill.tasks.metrics.sweep import (
     final_settings,
     outcome,
     over_seeds,
+    ranking,
     read_list,
     selection_note,
     variants,
@@ -38,6 +42,7 @@ from flowmill.tasks.metrics.sweep import (
 from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.tracking import sweeps
 from flowmill.tasks.tracking.client import open_client
 from flowmill.tasks.tracking.locations import ARTIFACTS, tracking_folder
 from tests.conftest import FlowmillCommand
@@ -103,11 +108,61 @@ def test_the_mlflow_run_of_a_sweep_ends_with_it(
     def stopped(requests: object) -> None:
         raise cause
 
-    monkeypatch.setattr(sweep, "SweepRun", lambda *_: SimpleNamespace(run_id="m-1", end=ended.append))
+    monkeypatch.setattr(sweep, "SweepRun", lambda *_, **__: SimpleNamespace(run_id="m-1", end=ended.append))
     monkeypatch.setattr(sweep, "_in_turn", stopped)
     with pytest.raises(type(cause)):
         sweep._sweep(SweepRequest(config=str(config_file), grid=["run.seed=1,2"]))
     assert ended == [status]
+
+
+@pytest.mark.parametrize("fails", ["create_run", "log_text", "set_terminated"])
+def test_a_tracker_that_fails_stops_no_sweep(fails: str, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, parents, said = [], list[str | None](), list[str]()
+
+    def call(name: str, *_: object, **__: object) -> Any:
+        called.append(name)
+        if name == fails:
+            raise MlflowException("refused\nby a database")
+        return SimpleNamespace(info=SimpleNamespace(run_id="m-1"))
+
+    names = ("create_run", "update_run", "log_text", "set_terminated")
+    client = SimpleNamespace(search_runs=lambda *_, **__: [], **{name: partial(call, name) for name in names})
+    monkeypatch.setattr(sweeps, "open_client", lambda *_: client)
+    monkeypatch.setattr(sweeps, "experiment", lambda *_: "0")
+    monkeypatch.setattr(sweep, "report_of", lambda *_: "report")
+    monkeypatch.setattr(
+        sweep, "_in_turn", lambda found: parents.extend(sweep._config(each).tracking.parent for each in found.values())
+    )
+    with process_state.shown_by(SimpleNamespace(message=said.append)):  # type: ignore[arg-type]
+        outcomes, report = sweep._sweep(SweepRequest(config=str(config_file), name="s", grid=["run.seed=1,2"]))
+    assert ([each.variant.name for each in outcomes], report) == (["s-seed-1", "s-seed-2"], "report")
+    assert parents == [None if fails == "create_run" else "m-1"] * 2
+    assert called[-1] == fails
+    (message,) = said
+    assert re.search(r"MLflow at .* failed \(MlflowException: refused\)\. The sweep continues", message)
+
+
+def test_a_sweep_waits_for_no_silent_tracker(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, said, silent = threading.Event(), list[str](), list[threading.Thread]()
+
+    def search(*_: object, **__: object) -> list[object]:
+        silent.append(threading.current_thread())
+        answers.wait()
+        return []
+
+    # Without a method that makes a run: one that comes too late would never be ended.
+    monkeypatch.setattr(sweeps, "open_client", lambda *_: SimpleNamespace(search_runs=search))
+    monkeypatch.setattr(sweeps, "experiment", lambda *_: "0")
+    monkeypatch.setattr(sweeps, "_PATIENCE_S", 0.05)
+    tracked = sweeps.SweepRun(begin_run(make_config()), "s", ["small"], say=said.append)
+    assert tracked.run_id is None
+    assert "no answer within 0.05 s" in said[0]
+    failures: list[object] = []
+    monkeypatch.setattr(sweeps, "first_line", failures.append)
+    answers.set()
+    silent[0].join()
+    tracked.end("FINISHED")
+    assert (failures, len(said)) == ([], 1)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +296,66 @@ def test_an_outcome_names_the_prompts_that_it_was_scored_on(make_config: Make, h
     context = prepare(make_config(*heldout))
     evaluate(context, 0)
     (variant,) = variants("s", ["run.seed=0"], [])
-    assert outcome(context, variant).split == split
+    assert outcome(context, variant, context.config).split == split
+
+
+TWO = "rewards=[{name: jpeg_compressibility, weight: 1}, {name: jpeg_incompressibility, label: detail, weight: 0.5}]"
+
+
+def varied(config_file: Path, *grids: str) -> list[RunConfig]:
+    return [load_config(config_file, [TWO, *each.overrides]) for each in variants("s", grids, [])]
+
+
+def test_equal_samples_rank_equally_under_any_weights(make_config: Make, config_file: Path) -> None:
+    found = variants("s", ["rewards.1.weight=0.1,2"], [])
+    contexts = [prepare(make_config(TWO, *each.overrides, f"run.name={each.name}")) for each in found]
+    weights = ranking(str(config_file), [TWO], [each.config for each in contexts], final=None).weights
+    for context in contexts:
+        evaluate(context, 0)
+    one, other = (outcome(*each, weights) for each in zip(contexts, found, strict=True))
+    assert one.reward == other.reward
+    assert one.reward == pytest.approx(
+        one.figures["jpeg_compressibility mean"] + 0.5 * one.figures["detail mean"], rel=1e-12
+    )
+
+
+def test_weights_that_all_have_rank_them(config_file: Path) -> None:
+    lists = ",".join(f"[{{name: jpeg_compressibility, weight: 3, threshold: {value}}}]" for value in (0.1, 0.2))
+    (weights,) = {
+        ranking("unread", [], varied(config_file, grid), final="a.txt").weights.rewards[0].weight  # type: ignore[union-attr]
+        for grid in (f"rewards={lists}", "rewards=[{name: jpeg_compressibility, weight: 3}]")
+    }
+    assert weights == 3
+
+
+@pytest.mark.parametrize(
+    ("grid", "why"),
+    [
+        ("rewards=[{name: jpeg_compressibility}],[{name: jpeg_incompressibility}]", "differ in their rewards"),
+        ("rewards=[jpeg_compressibility],[{name: jpeg_compressibility, weight: 2}]", "weigh their rewards differently"),
+        ("rewards.0.frames=1,2", "differ in their rewards"),
+        ("prompts.heldout=a.txt,b.txt", "evaluated on different prompts"),
+        ("prompts.heldout=a.txt,null", "evaluated on different prompts"),
+        ("evaluate.samples=4,8", "evaluated on different prompts"),
+    ],
+)
+def test_what_does_not_compare_has_no_best(
+    grid: str, why: str, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate("ab", start=83):
+        (tmp_path / f"{name}.txt").write_text(f'"{number}"\n')
+    (tmp_path / "last.txt").write_text('"38"\n')
+    monkeypatch.setattr(sweep, "check_config", lambda *_, **__: None)
+    monkeypatch.setattr(sweep, "bind_run", lambda config: pytest.fail("work has begun"))
+    monkeypatch.setattr(command, "prepare_environment", lambda threads: pytest.fail("work has begun"))
+    configs = varied(config_file, grid)
+    ranked = ranking(str(config_file), [TWO], configs, final=None)
+    assert ranked.weights is None
+    assert why in ranked.why_none
+    for refused in (sweep._sweep, command.sweep_command):
+        with pytest.raises(ConfigError, match=f"--final .*{why}.* Leave --final out"):
+            refused(SweepRequest(config=str(config_file), grid=[grid], overrides=[TWO], final="last.txt"))
 
 
 def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:

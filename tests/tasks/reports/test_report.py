@@ -9,6 +9,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -18,7 +19,7 @@ from PIL import Image
 
 from flowmill.configs.escaping import visible
 from flowmill.configs.paths import portable
-from flowmill.flows import callbacks
+from flowmill.flows import callbacks, process_state
 from flowmill.tasks.metrics.evaluations import evaluation_figures, evaluation_grids
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.reports.report import charts, page, run_report, samples
@@ -85,7 +86,7 @@ def test_histograms_have_bins_for_all_values(values: list[float]) -> None:
 
 def test_a_report_that_fails_leaves_its_run_finished(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(context.reporter, "message", said.append)
+    monkeypatch.setattr(process_state, "reporter", lambda: SimpleNamespace(message=said.append))
     monkeypatch.setattr(callbacks, "run_report", Mock(side_effect=ValueError("too many bins")))
     assert callbacks.report_of(context) is None
     assert said[0].startswith("Everything is committed, but its report could not be drawn (ValueError: too many bins).")

@@ -191,7 +191,7 @@ def test_every_reader_takes_evaluations_of_which_all_samples_failed(make_config:
     assert set(describe_stage(context, node, chain.ref(node)).means) == {"train", "heldout"} - set(lists)
     assert not any("held-out" in line for line in paragraphs(context, done=True)[1:])
     assert alerts(chain) == []
-    assert outcome(context, Variant(name="small", settings={})).reward is None
+    assert outcome(context, Variant(name="small", settings={}), context.config).reward is None
     assert describe_run(context)["evaluations"]["0"] == describe_result(context)["evaluations"]["0"] == figures
     assert "mine" in run_report(context, context)
     assert f"{lists[-1]} mine failed" in last_figures(describe_run(context))

@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -306,6 +307,34 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
     # One whose run a person deletes counts for nothing any more.
     client.delete_run(runs[6].run_id)
     assert finished("other", 1) == "4"
+
+
+def test_only_scores_of_the_same_sum_of_rewards_compete_for_the_alias(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, said = tracked_content.evaluation_content, list[str]()
+
+    def finished(name: str, reward: float, weight: float) -> str:
+        monkeypatch.setattr(
+            tracked_content,
+            "evaluation_content",
+            lambda *of: replace(original(*of), reward=reward),  # type: ignore[type-var]
+        )
+        settings = [f"run.name={name}", f"rewards.0.weight={weight}", "tracking.registered_model=flowmill-small"]
+        context = prepare(make_config("run.epochs=0", *settings))
+        evaluate(context, 0)
+        exported(context, 0)
+        context.reporter = SimpleNamespace(message=said.append)  # type: ignore[assignment]
+        tracker = Tracker(context, orchestrator={})
+        tracker.log_export(0)
+        assert tracker.close("FINISHED") is None
+        return champion(context)
+
+    assert [finished("a", 0.7, 1), finished("b", 0.5, 1)] == ["1", "1"]
+    assert said == []
+    assert finished("c", 0.6, 0.5) == "3"
+    assert "of 0.5 x jpeg_compressibility now" in said[0]
+    assert [finished("d", 0.5, 0.5), finished("e", 0.8, 1)] == ["3", "5"]
 
 
 def test_runs_and_sweeps_of_another_store_on_a_server_stay_as_they_are(
