@@ -249,10 +249,10 @@ class LocalBackend:
         except FileNotFoundError:
             return False
         except PermissionError:
-            file = self._at(path)
+            lock = self._at(path)
             raise StoreError(
-                f"'{file}' cannot be read, so it is unknown whether a process holds this lock. Let its owner make the "
-                f"folder readable: chmod -R a+rX '{file.parent}'."
+                f"'{lock}' cannot be read, so it is unknown whether a process holds this lock. Let its owner make the "
+                f"folder readable: chmod -R a+rX '{lock.parent}'."
             ) from None
 
 

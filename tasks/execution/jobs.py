@@ -66,7 +66,7 @@ class JobSpec:
         """Return the job of a stage."""
         stage = run.stage
         config, name, epoch = settings_of(stage.context)
-        fits, contents = found_by(stage.context)
+        fits, contents = resolved_by(stage.context)
         return cls(
             config=config,
             run=name,
@@ -102,7 +102,7 @@ class JobSpec:
 
     def is_of(self, context: RunContext) -> bool:
         """Return whether a context has the key of this job."""
-        return self.key == (*settings_of(context), *found_by(context))
+        return self.key == (*settings_of(context), *resolved_by(context))
 
     def parsed_config(self) -> RunConfig:
         """Return the config."""
@@ -116,9 +116,9 @@ def settings_of(context: RunContext) -> tuple[dict[str, Any], str, int]:
     return config, context.run.name, context.epoch
 
 
-def found_by(context: RunContext) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the fits and the digests of files that a context found for its config."""
-    return context.contents.fits.found(context.config), context.contents.by_setting
+def resolved_by(context: RunContext) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Return the fits and the digests of files of a context."""
+    return context.contents.fits.resolved(context.config), context.contents.by_setting
 
 
 class JobSession:

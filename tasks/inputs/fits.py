@@ -24,7 +24,7 @@ _REMEDY = "Fit it first, in the same store: 'flowmill reward fit'."
 class Fits:
     """The fits that rewards name; each is looked up once, so that a refit does not change rewards in use.
 
-    Other processes of a run ``adopt`` what its own process found.
+    Other processes of a run ``adopt`` those of its own process.
     """
 
     def __init__(self, store: ArtifactStore | StoreSection) -> None:
@@ -43,14 +43,14 @@ class Fits:
             self._cached[named] = self._newest(named)
         return self._cached[named]
 
-    def found(self, config: RunConfig) -> dict[str, str]:
+    def resolved(self, config: RunConfig) -> dict[str, str]:
         """Return the artifacts ``kind/id`` of the fits that a config names, by name; without those that cannot be
         used."""
         return {named: str(self.artifact(named)) for named in _spelled(config) if not self.lacking(named)}
 
-    def adopt(self, found: Mapping[str, str]) -> None:
-        """Use the artifacts that another process found by these names."""
-        self._cached |= {named: ArtifactRef.parse(ref) for named, ref in found.items()}
+    def adopt(self, resolved: Mapping[str, str]) -> None:
+        """Use these artifacts for these names, as another process of the run does."""
+        self._cached |= {named: ArtifactRef.parse(ref) for named, ref in resolved.items()}
 
     def _newest(self, named: str) -> ArtifactRef:
         (name, at, number), root = named.partition("@"), self._source.root

@@ -173,7 +173,7 @@ def read_list(file: Path) -> list[str]:
 def ranking(config: str, overrides: Sequence[str], varied: Sequence[RunConfig], *, final: str | None) -> Ranking:
     """Return how variants compare: by the weights that all have, or by those of the config without the grid.
 
-    A sum under weights of its own would rank a variant by its weights, whatever its samples are.
+    A sum under weights of its own would rank a variant by its weights, not by its samples.
 
     Args:
         config: the config that is varied, as ``load_config`` takes it.

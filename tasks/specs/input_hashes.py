@@ -91,7 +91,7 @@ class InputContents:
         return {setting: digests for setting, digests in by_setting.items() if digests}
 
     def adopt(self, fits: Mapping[str, str], by_setting: Mapping[str, Digests]) -> None:
-        """Use the fits and ``by_setting`` that the run's own process found, rather than look again."""
+        """Use the fits and ``by_setting`` of the run's own process, rather than look again."""
         self.fits.adopt(fits)
         vars(self)["by_setting"] = by_setting
 

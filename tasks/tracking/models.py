@@ -133,10 +133,10 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
     equal = [version for version in others if evaluation.reward is None or version.tags.get(_REWARDS) in sums]
     # The first of equal versions wins.
     ranked = [(float(each.tags.get(_REWARD, "-inf")), -int(each.version)) for each in current + equal]
-    held = _champion(client, name)
-    if ranked and held != str(-max(ranked)[1]):
+    current_champion = _champion(client, name)
+    if ranked and current_champion != str(-max(ranked)[1]):
         client.set_registered_model_alias(name, "champion", str(-max(ranked)[1]))
-    return bool(ranked) and held in {str(version.version) for version in others if version not in equal}
+    return bool(ranked) and current_champion in {str(version.version) for version in others if version not in equal}
 
 
 def _supersede(client: MlflowClient, version: Any, superseded: bool) -> None:
