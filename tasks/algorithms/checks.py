@@ -180,7 +180,7 @@ def without_effect(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[Ref
     still = plan.without_effect(config.rollout.steps) if hasattr(plan, "without_effect") else None
     if still is not None:
         name = config.rollout.plan.name
-        yield Refusal("rollout.plan.options.stride", still, "Lower it", f"rollout.plan '{name}':")
+        yield Refusal("rollout.plan.options", still, "Lower the stride", f"rollout.plan '{name}':")
     if config.advantage.soft_clip is not None and _is_set(config, "clip"):
         yield Refusal(
             "advantage.clip",
