@@ -161,7 +161,7 @@ def test_locks_can_be_read_by_whoever_can_list_the_store(tmp_path: Path, monkeyp
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("flowmill.storage.backends.local.os.open", refused)
-    with pytest.raises(StoreError, match=r"runs/\.lock' cannot be read.*chmod a\+r"):
+    with pytest.raises(StoreError, match=r"runs/\.lock' cannot be read.*chmod -R a\+rX"):
         root.locked("runs/.lock")
 
 
