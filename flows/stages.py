@@ -186,14 +186,18 @@ class TaskExecutor:
                 # The result arrived: this is the task's own error. The server knows of tasks whose result is lost.
                 if future._final_state is not None:
                     raise
-                if not isinstance(error, TimeoutError):
+                # Of Dask's ``sync``, where the look was cancelled, not the task: it has neither a result nor an error.
+                is_unclear = isinstance(error, UnboundLocalError)
+                if not (isinstance(error, TimeoutError) or is_unclear):
                     raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error
                 final = self._runner.elsewhere and future.state.is_final()
-                unsent = "a task ended, but its result does not come", _FINAL_S
-                fault, patience = unsent if final else self._runner.fault(self._started)
+                unsent = "the task may have ended, but its result does not come", _FINAL_S
+                fault, patience = unsent if final or is_unclear else self._runner.fault(self._started)
                 since = min(since, time.monotonic()) if fault else math.inf
                 if time.monotonic() - since > patience:
                     raise self._ended(work, fault) from error
+                if is_unclear:
+                    time.sleep(_LOOK_S)
 
     def _ended(self, work: str, fault: str) -> WorkerError:
         return WorkerError(

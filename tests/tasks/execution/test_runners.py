@@ -375,6 +375,9 @@ def test_a_lost_result_is_no_error_of_the_task(make_config: Make, monkeypatch: p
     for ended in (False, True):
         tasks.wait_for(Sent(TimeoutError(), TimeoutError(), None, ended=ended), "shard 0", listener)
     assert looks == ["look"] * 6
+    # A look of Dask that was cancelled says nothing of the task.
+    monkeypatch.setattr(stages, "_LOOK_S", 0.01)
+    tasks.wait_for(Sent(UnboundLocalError(), TimeoutError(), None, ended=False), "shard 0", listener)
     lost = [FutureCancelledError("task", "scheduler-connection-lost"), RuntimeError("the client is closed")]
     for error, ended in zip(lost * 2, (False, False, True, True), strict=True):
         with pytest.raises(WorkerError, match=f"runner 'dask' ended before shard 0 was done: {type(error).__name__}"):
