@@ -106,9 +106,12 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
     lines[name] = source.rstrip("\n")
     known = vars(sys.modules[thing.__module__])
     for used in _globals(source):
-        if used in known and used not in lines:
+        if used in lines:
+            # A type of another definition may have been the first to need it.
+            lines[used] = lines[used].removesuffix(_UNNAMED)
+        elif used in known:
             _carry(used, known[used], lines, label=label)
-        elif used not in lines and not hasattr(builtins, used):
+        elif not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
     for used in _types_of_options(source) if has_options else ():
         _carry_type(used, known, lines, label=label)

@@ -186,7 +186,7 @@ class TaskExecutor:
                 # The result arrived: this is the task's own error. The server knows of tasks whose result is lost.
                 if future._final_state is not None:
                     raise
-                # Of Dask's ``sync``, where the look was cancelled, not the task: it has neither a result nor an error.
+                # Of Dask's ``sync`` where it ends without a result or an error, which says nothing of the task.
                 is_unclear = isinstance(error, UnboundLocalError)
                 if not (isinstance(error, TimeoutError) or is_unclear):
                     raise self._ended(work, f"{type(error).__name__}: {first_line(error)}") from error

@@ -346,6 +346,25 @@ def test_types_and_submodules_of_elsewhere_do_not_change_the_name_of_a_module(
     assert module_name("reward", source) == module_name("reward", before) == f"reward_{hash_text(before)}"
 
 
+def test_an_import_that_work_needs_too_is_in_the_name_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = script(
+        """
+        from pathlib import Path
+
+        class Base:
+            folder: Path | None = None
+
+        def reward(media, prompts):
+            return [float(Base.folder is None and Path("a").name == "a")] * len(prompts)
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    assert "from pathlib import Path as Path\n" in carried_source(names["reward"])
+
+
 def test_submodules_that_a_script_imports_are_there_in_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

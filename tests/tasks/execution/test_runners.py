@@ -375,7 +375,7 @@ def test_a_lost_result_is_no_error_of_the_task(make_config: Make, monkeypatch: p
     for ended in (False, True):
         tasks.wait_for(Sent(TimeoutError(), TimeoutError(), None, ended=ended), "shard 0", listener)
     assert looks == ["look"] * 6
-    # A look of Dask that was cancelled says nothing of the task.
+    # A look of Dask without a result or an error says nothing of the task.
     monkeypatch.setattr(stages, "_LOOK_S", 0.01)
     tasks.wait_for(Sent(UnboundLocalError(), TimeoutError(), None, ended=False), "shard 0", listener)
     lost = [FutureCancelledError("task", "scheduler-connection-lost"), RuntimeError("the client is closed")]
