@@ -10,8 +10,6 @@ import errno
 import ipaddress
 import os
 import socket
-import threading
-from concurrent.futures import Future
 from datetime import timedelta
 
 import psutil
@@ -26,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from flowmill.configs.addresses import is_address, is_loopback
 from flowmill.configs.errors import ConfigError
+from flowmill.tasks.runtime.background import in_background
 
 #: Name for torchrun's --rdzv-backend.
 BACKEND = "flowmill"
@@ -87,9 +86,8 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(meeting, number, self._nodes, RendezvousStoreInfo(self._host, self._port))
 
     def _opened(self, first: socket.socket | None) -> Store:
-        opened: Future[Store] = Future()
         listener = None if first is None else first.detach()
-        threading.Thread(target=self._open, args=(listener, opened), daemon=True, name="rendezvous").start()
+        opened = in_background(lambda: self._open(listener), "rendezvous")
         try:
             return opened.result(self._timeout.total_seconds() + _ANSWER_S)
         except (RuntimeError, TimeoutError) as error:
@@ -99,21 +97,16 @@ class Rendezvous(RendezvousHandler):
                 f"address of one of the nodes, with a free port. If it is taken, {_OTHERS}"
             ) from error
 
-    def _open(self, listener: int | None, opened: Future[Store]) -> None:
-        """Open the store on a listening socket, or connect to it; the future receives it or the error."""
-        try:
-            store = TCPStore(
-                self._host,
-                self._port,
-                is_master=listener is not None,
-                timeout=self._timeout,
-                wait_for_workers=False,
-                master_listen_fd=listener,
-            )
-        except BaseException as error:  # noqa: BLE001 - the caller receives it
-            opened.set_exception(error)
-        else:
-            opened.set_result(store)
+    def _open(self, listener: int | None) -> Store:
+        """Return the store on a listening socket, or a connection to it."""
+        return TCPStore(
+            self._host,
+            self._port,
+            is_master=listener is not None,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+        )
 
     def is_closed(self) -> bool:
         """False: ranks are started once, never again by torchrun."""

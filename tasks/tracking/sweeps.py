@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from flowmill.configs.escaping import in_cell
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.metrics.sweep import Outcome
 from flowmill.tasks.runs.context import RunContext
+from flowmill.tasks.runtime.background import in_background
 from flowmill.tasks.tracking.client import first_line, open_client
 from flowmill.tasks.tracking.descriptions import experiment
 from flowmill.tasks.tracking.locations import REPORT, tracking_uri
@@ -79,21 +79,13 @@ class SweepRun:
         """Do a job and wait for it, unless one failed before; report its failure."""
         if self.failure is not None:
             return
-        errors: list[str] = []
-
-        def work() -> None:
-            try:
-                job()
-            except BaseException as error:  # noqa: BLE001 - a tracker outage must not stop a sweep; it is reported
-                errors.append(f"{type(error).__name__}: {first_line(error)}")
-
-        thread = threading.Thread(target=work, name="tracking", daemon=True)
-        thread.start()
-        thread.join(_PATIENCE_S)
-        if thread.is_alive():
-            errors.append(f"no answer within {_PATIENCE_S:g} s")
-        if errors:
-            self.failure = errors[0]
+        try:
+            in_background(job, "tracking").result(_PATIENCE_S)
+        except TimeoutError as error:
+            self.failure = first_line(error) or f"no answer within {_PATIENCE_S:g} s"
+        except Exception as error:  # noqa: BLE001 - a tracker outage must not stop a sweep; it is reported
+            self.failure = f"{type(error).__name__}: {first_line(error)}"
+        if self.failure is not None:
             uri = tracking_uri(self._context.store.root.uri, self._context.config.tracking.uri)
             self._say(
                 f"MLflow at {uri} failed ({self.failure}). The sweep continues; the same command later logs its parent "
