@@ -128,7 +128,7 @@ def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool)
             with process_state.opened(context) as session, _progress_noted(context):
                 if resolved is due[0]:
                     # From here on they are the fits that the run's fingerprints name.
-                    rewards.locate = session.host.rewards.locate
+                    rewards.locate, rewards.check = session.host.rewards.locate, session.host.rewards.check
                     session.host.rewards = rewards
                 # The overrides already contain the number of epochs.
                 run_flow(pipeline, api, resolved.request.model_copy(update={"advance": None}))

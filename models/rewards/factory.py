@@ -56,9 +56,15 @@ def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = N
 class RewardCache:
     """A cache of rewards: labels of a config with the same reward and options share one."""
 
-    def __init__(self, locate: Callable[[RewardSection], RewardSection] = lambda section: section) -> None:
+    def __init__(
+        self,
+        locate: Callable[[RewardSection], RewardSection] = lambda section: section,
+        check: Callable[[RewardSection], None] = lambda section: None,
+    ) -> None:
         self.locate = locate
         """Gives a reward with the folders of the fits that it names."""
+        self.check = check
+        """Raises ConfigError if a reward must not be created now."""
         self._lock = threading.Lock()
         self._rewards: dict[str, Reward] = {}
         self._placed: dict[int, Placed] = {}
@@ -69,12 +75,13 @@ class RewardCache:
     def of(self, section: RewardSection) -> Reward:
         """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
         it cannot be created."""
-        section = self.locate(section)
+        given, section = section, self.locate(section)
         url = None if section.server is None else section.server.url
         place = [section.device, url]
         key = canonical_json({"name": section.name, "options": section.options, "at": place})
         with self._lock:
             if key not in self._rewards:
+                self.check(given)
                 self._rewards[key] = _make(section)
                 self._placed[id(self._rewards[key])] = Placed(self._rewards[key])
             return self._rewards[key]

@@ -58,6 +58,8 @@ class JobSpec:
     """Artifacts of the fits that rewards name, by name: after a refit the name alone means another."""
     contents: dict[str, dict[str, str]]
     """Digests of the files that components name, by setting and path: a worker may hold models of earlier ones."""
+    models: dict[str, dict[str, Any]]
+    """Identities of the models that the config names, see ``RunInputs.model_identities``."""
     number: int = 0
     """Number of earlier jobs of the ranks."""
 
@@ -66,7 +68,7 @@ class JobSpec:
         """Return the job of a stage."""
         stage = run.stage
         config, name, epoch = settings_of(stage.context)
-        fits, contents = resolved_by(stage.context)
+        fits, contents, models = resolved_by(stage.context)
         return cls(
             config=config,
             run=name,
@@ -77,6 +79,7 @@ class JobSpec:
             code=own_code(),
             fits=fits,
             contents=contents,
+            models=models,
             number=number,
         )
 
@@ -98,7 +101,7 @@ class JobSpec:
     @property
     def key(self) -> tuple[Any, ...]:
         """The key that jobs of one context share."""
-        return (self.config, self.run, self.epoch, self.fits, self.contents)
+        return (self.config, self.run, self.epoch, self.fits, self.contents, self.models)
 
     def is_of(self, context: RunContext) -> bool:
         """Return whether a context has the key of this job."""
@@ -116,9 +119,12 @@ def settings_of(context: RunContext) -> tuple[dict[str, Any], str, int]:
     return config, context.run.name, context.epoch
 
 
-def resolved_by(context: RunContext) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the fits and the digests of files of a context."""
-    return context.contents.fits.resolved(context.config), context.contents.by_setting
+def resolved_by(
+    context: RunContext,
+) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, dict[str, Any]]]:
+    """Return the fits of a context, the digests of its files, and the identities of its models."""
+    contents = context.contents
+    return contents.fits.resolved(context.config), contents.by_setting, context.model_identities
 
 
 class JobSession:
@@ -160,6 +166,7 @@ class JobSession:
         run = RunFolder(ArtifactStore(config.store), job.run)
         context = RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch)
         context.contents.adopt(job.fits, job.contents)
+        context.adopt_models(job.models)
         session = Session(context)
         self._on_open(session)
         return session

@@ -60,7 +60,7 @@ class ModelHost:
         self.idle_modules: tuple[str, ...] = ()  # without a gradient in the last epoch
         self._prepared: frozenset[Part] | None = None
         self._work = ""
-        self.rewards = RewardCache(context.contents.fits.located)
+        self.rewards = RewardCache(context.contents.fits.located, context.contents.check_reward)
         """Rewards, each created once per process."""
         self._lock = threading.RLock()
 
@@ -207,6 +207,8 @@ class ModelHost:
             empty: make trained modules without weights, for ranks that then read their shards.
         """
         settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
+        if folder is None:
+            self.context.check_model(self.config.model, "")
         self.loads.update(part.value for part in parts)
         policy = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
         return policy.computing_dequantized(self.config.model.quantize, parts)
@@ -287,6 +289,7 @@ class ModelHost:
     def give_teacher(self, trainable: Trainable, folder: str, name: str = "") -> None:
         """Load the frozen denoisers of another model of the family, unless they are already loaded."""
         if name not in trainable.teachers:
+            self.context.contents.check_algorithm()
             trainable.set_teacher(self._denoisers(local_model(folder, None)), name)
 
     def _denoisers(self, folder: Path | None = None) -> Policy:

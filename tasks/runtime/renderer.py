@@ -12,6 +12,7 @@ from flowmill.models.policies.base import Policy
 from flowmill.models.policies.parts import Part
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runtime.devices import free_cached_memory, module_bytes
+from flowmill.tasks.specs.graph import RENDERER
 
 _PARTS = frozenset({Part.TEXT, Part.DENOISER, Part.VAE})
 
@@ -40,6 +41,7 @@ class Renderer:
         """Return the model with its text encoders, as a policy."""
         if self._policy is None:
             model, family = self.config.model, self._context.plan.drawer.family
+            self._context.check_model(model, RENDERER)
             settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)
             policy = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
             self._policy = policy.computing_dequantized(model.quantize, _PARTS)

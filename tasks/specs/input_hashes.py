@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+from flowmill.configs.errors import ConfigError
+from flowmill.configs.rewards import RewardSection
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import LineageEntry, RunFolder
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.inputs.fits import Fits
-from flowmill.tasks.inputs.option_paths import Metadata, OptionPath, PathContent, config_places, content_of
+from flowmill.tasks.inputs.option_paths import (
+    Metadata,
+    OptionPath,
+    PathContent,
+    algorithm_places,
+    config_places,
+    content_of,
+    reward_places,
+)
 from flowmill.tasks.inputs.store_trust import is_set_here
 from flowmill.tasks.specs.graph import Node
 
@@ -95,6 +105,26 @@ class InputContents:
         self.fits.adopt(fits)
         vars(self)["by_setting"] = by_setting
 
+    def check_reward(self, section: RewardSection) -> None:
+        """Check that the files that a reward is about to read are those whose digests the run's artifacts have.
+
+        Raises:
+            ConfigError: one has other contents now, or on this machine.
+        """
+        self._check(reward_places(section))
+
+    def check_algorithm(self) -> None:
+        """Check the same of the models that the algorithm is about to read."""
+        self._check(algorithm_places(self._config))
+
+    def _check(self, places: Iterable[OptionPath]) -> None:
+        named = config_places(self._config)
+        for place in places:
+            known = {self.by_setting.get(setting, {}).get(place.path) for setting in named if place in named[setting]}
+            now = content_of(place, self._metadata)
+            if now is not None and known - {None, now.digest}:
+                raise is_changed(str(place))
+
     def _look(self, places: Sequence[OptionPath]) -> tuple[dict[str, PathContent], list[str]]:
         """Return the present files by path, and the paths of files that may have existed."""
         here = {place.path: content for place in places if (content := self._here(place)) is not None}
@@ -139,3 +169,11 @@ class InputContents:
             return False
         began_ns = float(record.producer.get("started", 0)) * 1e9
         return all(each.changed_ns <= began_ns for each in here)
+
+
+def is_changed(source: str) -> ConfigError:
+    """Return the error of a file or folder that differs from the one that the run's artifacts name."""
+    return ConfigError(
+        f"{source} has other contents than the run was started with, and its results would be recorded as those of the "
+        "former contents. Give the same command again; on another machine, copy the same files there."
+    )

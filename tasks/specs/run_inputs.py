@@ -27,7 +27,7 @@ from flowmill.tasks.inputs.weight_sources import (
     single_file_identity,
 )
 from flowmill.tasks.specs.graph import RENDERER
-from flowmill.tasks.specs.input_hashes import InputContents
+from flowmill.tasks.specs.input_hashes import InputContents, is_changed
 from flowmill.tasks.specs.plan import RunPlan
 
 #: Key of the critic's initial model in options of stages, where that is not the base model.
@@ -113,6 +113,38 @@ class RunInputs:
             if self.reads or identity.get("hub") == section.path:
                 return dict(identity)
         return model_identity(section.path, section.revision, without=components_in_files(section))
+
+    @property
+    def model_identities(self) -> dict[str, dict[str, Any]]:
+        """Identities of the models that the config names by a path or hub id, by attribute."""
+        config = self.config
+        paths = {"model_identity": config.model.path, "critic_identity": config.critic.path}
+        paths["renderer_identity"] = None if config.render is None else config.render.model.path
+        return {name: getattr(self, name) for name, path in paths.items() if path is not None}
+
+    def adopt_models(self, identities: Mapping[str, dict[str, Any]]) -> None:
+        """Use the ``model_identities`` of the run's own process, rather than look again."""
+        vars(self).update(identities)
+
+    def check_model(self, section: ModelSection, slot: str) -> None:
+        """Check that a local model that is about to be read is the one that the run was started with.
+
+        Args:
+            slot: of its base artifact.
+
+        Raises:
+            ConfigError: it has other files now, or on this machine.
+        """
+        if section.path is not None and not section.single_files and Path(section.path).is_dir():
+            setting, seen = "render.model" if slot else "model", self.renderer_identity if slot else self.model_identity
+            if model_identity(section.path, section.revision) != seen:
+                raise is_changed(f"{setting}.path: the folder '{section.path}'")
+
+    def check_critic(self) -> None:
+        """Check the same of the model that the critic starts from."""
+        path = self.config.critic.path
+        if path is not None and model_identity(str(critic_folder(path)), None) != self.critic_identity:
+            raise is_changed(f"critic.path: the folder '{path}'")
 
     def single_file_identity(self, section: ModelSection, slot: str) -> dict[str, str]:
         """Return the identity of single files; as recorded if one is gone.

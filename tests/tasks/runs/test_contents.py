@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import yaml
 from safetensors.torch import save_file
 
 from flowmill.configs import introspection
+from flowmill.configs.errors import ConfigError
 from flowmill.configs.load import load_config
 from flowmill.configs.registry import Table, resolve
 from flowmill.configs.schema import RunConfig
@@ -27,22 +30,26 @@ from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.storage.trajectories import TRAJECTORY_STORES
 from flowmill.tasks.advantages.estimators import ESTIMATORS
 from flowmill.tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from flowmill.tasks.execution.jobs import JobSession, JobSpec
 from flowmill.tasks.execution.launchers import LAUNCHERS
 from flowmill.tasks.execution.runners import RUNNERS
+from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.option_paths import changed_places
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
+from flowmill.tasks.runs.progress import Silent
 from flowmill.tasks.runs.staleness import Freshness, explain, status_of
+from flowmill.tasks.runtime.critic import fresh_critic
 from flowmill.tasks.specs.graph import Node
 from flowmill.tasks.specs.input_hashes import InputContents
 from flowmill.tasks.specs.plan import RunPlan
 from flowmill.tasks.specs.run_inputs import RunInputs
 from flowmill.tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ROOT
-from tests.support.inside import Make, prepare, run_stage, stage_run
+from tests.support.inside import Make, prepare, run_stage, session_of, stage_run
 
 ROLLOUT, SCORE, JUDGE = Node(1, "rollout"), Node(1, "score", "head"), Node(0, "judge", "head")
 
@@ -157,6 +164,47 @@ def test_only_a_deep_look_sees_a_file_whose_time_was_set_back(scored: RunConfig,
     assert changed_places(scored, tuple) == [str(file)]
     assert changed_places(scored, tuple) == []
     assert begin_run(scored).chain.ref(SCORE) != first
+
+
+def test_a_file_replaced_after_a_run_has_looked_at_it_is_not_read_under_the_former_name(
+    scored: RunConfig, tmp_path: Path
+) -> None:
+    file = tmp_path / "head.safetensors"
+    context = begin_run(scored)
+    forced = stage_run(context, "score", 1, "head", force=True)
+    job = JobSpec.of(forced).encoded()
+    write(file, 2.0, age_s=30)
+    said = f"reward 'latent_head': the file at '{file}' (option 'head') has other contents than the run was started"
+    for session in (session_of(context), JobSession(Silent).of(JobSpec.parse(job))):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            session.host.rewards.of(scored.rewards[0])
+    write(file, 1.0, age_s=20)
+    reward = session_of(context).host.rewards.of(scored.rewards[0])
+    write(file, 3.0, age_s=10)
+    assert session_of(context).host.rewards.of(scored.rewards[0]) is reward, "it is loaded already"
+
+
+@pytest.mark.parametrize("slot", ["model", "teacher", "critic"])
+def test_a_model_replaced_after_a_run_has_looked_at_it_is_not_read(
+    slot: str, make_config: Make, tiny_base: Path, tmp_path: Path
+) -> None:
+    mine = shutil.copytree(tiny_base, tmp_path / "mine")
+    named = {"model": f"model.path='{mine}'", "critic": f"critic.path='{mine}'"}
+    named["teacher"] = f"optimize.algorithm={{name: opd, options: {{teacher: '{mine}'}}}}"
+    context = prepare(make_config(named[slot]))
+    job = JobSpec.of(stage_run(context, "rollout", 1)).encoded()
+    read: Callable[[Session], object] = {
+        "model": lambda session: session.host.fresh(),
+        "teacher": lambda session: session.host.give_teacher(session.host.fresh(), str(mine)),
+        "critic": lambda session: fresh_critic(session.context, torch.device("cpu"), None),
+    }[slot]
+    config = mine / "transformer" / "config.json"
+    config.write_text(config.read_text() + " ")
+    for session in (Session(context), JobSession(Silent).of(JobSpec.parse(job))):
+        with pytest.raises(ConfigError, match=r"mine.* has other contents than the run was started with"):
+            read(session)
+    assert JobSpec.parse(job).is_of(context)
+    assert not JobSpec.parse(job).is_of(RunContext(context.store, context.config, context.run))
 
 
 def test_two_runs_say_what_held_something_else(scored: RunConfig, tmp_path: Path) -> None:
