@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,11 @@ from pathlib import Path
 
 from prefect.runtime import flow_run
 
-from flowmill.configs.errors import WorkerError
 from flowmill.configs.escaping import visible
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.chained import resolved_config
 from flowmill.flows.requests import PipelineRequest
-from flowmill.tasks.execution.jobs import JobSession, JobSpec, own_code, settings_of
+from flowmill.tasks.execution.jobs import JobSession, JobSpec, is_other_version, own_code, settings_of
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.runs.context import RunContext
@@ -137,9 +135,6 @@ def session_of(job: JobSpec) -> Iterator[Session]:
         yield session
         return
     if job.code != own_code():
-        raise WorkerError(
-            f"A worker on {platform.node()} runs another version of flowmill than run '{job.run}'. Install the same "
-            "one on every machine."
-        )
+        raise is_other_version(job.run)
     with _visiting:
         yield _visited.of(job)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flowmill.configs.errors import WorkerError
 from flowmill.configs.fingerprint import fingerprint
 from flowmill.configs.import_paths import import_from
 from flowmill.configs.load import parse_config
@@ -34,6 +36,14 @@ def own_code() -> str:
     rooms = ("configs", "models", "storage", "tasks")
     files = [path for room in rooms for path in sorted((folder / room).rglob("*.py"))]
     return fingerprint([[str(path.relative_to(folder)), hash_file(path)] for path in files])
+
+
+def is_other_version(run: str) -> WorkerError:
+    """Return the error of a job of a run whose process has other code than this one."""
+    return WorkerError(
+        f"A worker on {platform.node()} runs another version of flowmill than run '{run}'. Install the same one on "
+        "every machine."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +95,10 @@ class JobSpec:
 
     @classmethod
     def parse(cls, encoded: str) -> JobSpec:
-        """Parse the text of ``encoded``."""
+        """Parse the text of ``encoded``; WorkerError if a version with other fields wrote it."""
         data = json.loads(encoded)
+        if data.keys() != {field.name for field in fields(cls)}:
+            raise is_other_version(str(data.get("run")))
         return cls(**{**data, "node": tuple(data["node"]), "inputs": tuple(data["inputs"])})
 
     def encoded(self) -> str:

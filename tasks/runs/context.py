@@ -76,7 +76,10 @@ class RunContext(RunInputs):
             config = as_requested(config, moved(self.store, self.run, config, self.config))
         if _asks_for(config) == _asks_for(self.config):
             return Chain(self)
-        return Chain(self, run=Chain(RunInputs(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
+        own_inputs = RunInputs(self.store, config, self.run, reads=self.reads)
+        # A refit in between must not give the two chains different fits.
+        own_inputs.contents.fits = self.contents.fits
+        return Chain(self, run=Chain(own_inputs), epoch=self.epoch)
 
     def find_start(self) -> Mapping[str, Any]:
         """Return the policy to start from, of a run that has not begun."""

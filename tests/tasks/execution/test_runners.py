@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -131,6 +132,11 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
         process_state.session_of(replace(order, code="other")),
     ):
         pass
+    for fields in ({"further": 1}, {"fits": None}):
+        of_other_version = {**json.loads(order.encoded()), **fields}
+        written = json.dumps({name: value for name, value in of_other_version.items() if value is not None})
+        with pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"):
+            JobSpec.parse(written)
 
 
 def test_concurrent_calls_work_with_their_own_settings(make_config: Make) -> None:

@@ -34,7 +34,7 @@ from flowmill.tasks.fitting.fit import FittedModel, copy_model, fit_reward
 from flowmill.tasks.inputs.fits import Fits, named_fits
 from flowmill.tasks.metrics.samples import shards_of
 from flowmill.tasks.runs.context import RunContext
-from flowmill.tasks.runs.opening import begin_run
+from flowmill.tasks.runs.opening import begin_run, open_run
 from flowmill.tasks.runs.progress import Silent
 from flowmill.tasks.runs.staleness import explain
 from flowmill.tasks.specs.graph import Node
@@ -149,8 +149,13 @@ def test_jobs_of_one_run_share_a_session_until_fits_are_others(pairs: Path, make
     context = prepare(config)
     job = JobSpec.of(stage_run(context, "rollout", 1))
     assert job.fits == {"taste": str(made.ref)}
-    session = worker.of(job)
+    session, root = worker.of(job), context.store.root.uri
+    side = open_run(root, "small", overrides=["rollout.steps=2"], epoch=1, trusted=True)
+    job_of_side = JobSpec.of(stage_run(side, "rollout", 1))
     refit(pairs, tmp_path, 6)
+    own = JobSession(Silent).of(job_of_side).context.chain.own
+    assert own is not None
+    assert own.ref(SCORE) == context.chain.ref(SCORE), "of the run's own config, too"
     assert session.context.contents.fits.artifact("taste") == made.ref
     # A worker sends jobs to its own processes, with what it was sent.
     assert worker.of(JobSpec.of(stage_run(session.context, "encode", 0))) is session
