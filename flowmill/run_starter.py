@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ def train(
     config: str | Path | RunConfig | None = None,
     *,
     model: str | Path | Mapping[str, Any] | Section | None = None,
-    prompts: str | Path | Sequence[str] | Mapping[str, Any] | Section | None = None,
+    prompts: str | Path | Iterable[str] | Mapping[str, Any] | Section | None = None,
     rewards: RewardLike | Sequence[RewardLike] | None = None,
     algorithm: str | Mapping[str, Any] | Component | None = None,
     epochs: int | None = None,
@@ -56,7 +56,7 @@ def train(
     if model is not None:
         data["model"] = {"path": str(model)} if isinstance(model, str | Path) else _plain(model)
     if prompts is not None:
-        plain = _plain(prompts)
+        plain = _plain(_listed(prompts))
         data["prompts"] = plain if isinstance(plain, dict) else {"train": plain}
     if algorithm is not None:
         data["optimize"] = {**_section(data, "optimize"), "algorithm": _plain(algorithm)}
@@ -96,6 +96,7 @@ def start(
     from flowmill.flows.environment import as_overrides, prepare_environment
 
     changes = [*overrides, *as_overrides(root, name)]
+    _check_config(config)
     if isinstance(config, RunConfig):
         data, default_name, folder = _base(config)
         ready = make_config(data, changes, where="the config", name=default_name, folder=folder).like(config)
@@ -140,6 +141,7 @@ def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, P
     from flowmill.configs.load import read_config
     from flowmill.configs.presets import config_file
 
+    _check_config(config)
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else "notebook"
     if isinstance(config, RunConfig):
@@ -148,6 +150,23 @@ def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, P
         file = config_file(config)
         return read_config(file), file.stem, file.parent
     return {}, name, Path()
+
+
+def _check_config(config: object) -> None:
+    if not isinstance(config, str | Path | RunConfig | None):
+        raise ConfigError(
+            f"config: a {type(config).__name__} is neither the name of a preset, nor a file, nor a config. Give the "
+            "sections of a mapping as arguments: flowmill.train(**sections)."
+        )
+
+
+def _listed(prompts: object) -> object:
+    """Return texts in any other collection as a list; their order is part of the run."""
+    if isinstance(prompts, set | frozenset):
+        raise ConfigError("prompts: a set has another order in each process. Give a list, such as sorted(prompts).")
+    if isinstance(prompts, str | Path | Mapping | Section) or not isinstance(prompts, Iterable):
+        return prompts
+    return [*prompts]
 
 
 def _section(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Self
 
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from flowmill.configs.escaping import visible
 from flowmill.configs.human_units import duration
 from flowmill.flows.console import console
+from flowmill.flows.output import write
 from flowmill.tasks.runs.progress import Silent
 
 
@@ -20,6 +22,14 @@ class Display(Silent):
         return self
 
     def __exit__(self, *error: object) -> None: ...
+
+
+class Messages(Display):
+    """Messages alone, such as alerts, on stderr: what a program prints may be read by another."""
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        write(visible(f"{text}\n", keep="\n"), sys.stderr)
 
 
 def display(*, quiet: bool, epochs: int) -> Display:

@@ -42,9 +42,9 @@ def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
         with process_state.shown_by(process_state.LogReporter()), cancellation.cancels_parts():
             return outcome(flow(request, return_state=True))
     from flowmill.flows.console import console
-    from flowmill.flows.progress import display
+    from flowmill.flows.progress import Messages, display
 
-    shown = display(quiet=not (sys.stdout.isatty() or console.is_jupyter), epochs=1)
+    shown = display(quiet=False, epochs=1) if sys.stdout.isatty() or console.is_jupyter else Messages()
     with shown, process_state.shown_by(shown), on_server(_server()):
         return outcome(flow(request, return_state=True))
 

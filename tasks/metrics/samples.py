@@ -114,7 +114,17 @@ def _readable(shard: TrajectoryShard) -> pa.Table:
 
 def media_of(store: ArtifactStore, ref: ArtifactRef, requested: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """Return images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, by sample id, in shard order."""
-    return {sample: shard.media(row) for sample, shard, row in rows_of(store, ref, requested)}
+    return {sample: media_in(sample, shard, row) for sample, shard, row in rows_of(store, ref, requested)}
+
+
+def media_in(sample: str, shard: TrajectoryShard, row: int) -> np.ndarray:
+    """Return the image or clip of a sample in a row; StoreError if it has none."""
+    if not shard.media_format(row):
+        raise StoreError(
+            f"Sample '{sample}' has no image or clip: it is a text, which the column 'text' of the table of samples "
+            "has, or was stored with rollout.media.format none."
+        )
+    return shard.media(row)
 
 
 def arrays_of(

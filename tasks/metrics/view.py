@@ -27,7 +27,7 @@ from flowmill.tasks.metrics.evaluations import (
     split_of,
 )
 from flowmill.tasks.metrics.ingested import IngestedFigures, ingested_figures
-from flowmill.tasks.metrics.samples import artifact_table, film_of, ids_of, joined, rows_of
+from flowmill.tasks.metrics.samples import artifact_table, film_of, ids_of, joined, media_in, rows_of
 from flowmill.tasks.metrics.speed import seconds_of
 from flowmill.tasks.metrics.tracked import epoch_content, evaluation_content
 from flowmill.tasks.runs.chain import Chain
@@ -259,7 +259,7 @@ class RunView:
         """
         pictures: dict[str, list[np.ndarray]] = {}
         for sample, shard, row in self.shown(epoch, samples, evaluation=evaluation):
-            pictures.setdefault(sample, []).append(shard.media(row))
+            pictures.setdefault(sample, []).append(media_in(sample, shard, row))
         several = self.config.render is not None and self.config.render.images > 1
         return {sample: np.stack(media) if several else media[0] for sample, media in pictures.items()}
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,7 +32,9 @@ from flowmill.configs.load import load_config, override_config
 from flowmill.configs.model_families import FAMILIES, family_of
 from flowmill.configs.registry import resolve
 from flowmill.configs.schema import RunConfig
+from flowmill.flows import process_state
 from flowmill.flows.requests import StageRequest
+from flowmill.flows.run_in_process import call
 from flowmill.models.policies import POLICIES
 from flowmill.models.rewards import REWARDS
 from flowmill.models.rewards.factory import make_reward, needs_of
@@ -552,10 +555,10 @@ def test_overrides_mean_the_same_from_python_as_on_the_command_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     plain, expected = load_config(preset), load_config(preset, [override])
-    for call in (flowmill.train, flowmill.start):
+    for begin in (flowmill.train, flowmill.start):
         for config in (preset, plain):
             with pytest.raises(ConfigError, match="enough"):
-                call(config, overrides=[override])
+                begin(config, overrides=[override])
     assert started == [expected] * 4
     if not override.startswith("optimize"):
         # What follows from an algorithm is left to a stage: it works on rollouts that exist.
@@ -584,6 +587,42 @@ def test_arguments_may_be_paths(started: list[RunConfig], tmp_path: Path) -> Non
     assert started[2].store.root == str(places["root"])
     (tmp_path / "store" / "runs").mkdir(parents=True)
     assert flowmill.open(places["root"]).root == flowmill.open(str(places["root"])).root
+
+
+def test_prompts_are_texts_in_an_order(started: list[RunConfig]) -> None:
+    for prompts in (["a", "b"], (each for each in "ab"), {"a": 1, "b": 2}.keys(), np.array(["a", "b"])):
+        with pytest.raises(ConfigError, match="enough"):
+            flowmill.train("tiny_sd3", prompts=prompts)
+    assert {each.prompts.train for each in started} == {("a", "b")}
+    for wrong, said in (({"a"}, "a set has another order in each process"), (3, "prompts")):
+        with pytest.raises(ConfigError, match=said):
+            flowmill.train("tiny_sd3", prompts=wrong)
+
+
+@pytest.mark.parametrize("config", [{"run": {"epochs": 1}}, 3, ["digits"]])
+def test_what_is_no_config_is_named(config: Any) -> None:
+    for begin in (flowmill.train, flowmill.start):
+        with pytest.raises(ConfigError, match=f"config: a {type(config).__name__} is neither the name of a preset"):
+            begin(config)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_messages_of_a_run_are_seen_wherever_output_goes(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(request: object, *, return_state: bool) -> None:
+        process_state.reporter().progress("pipeline", 1, 1, 1)
+        process_state.reporter().message("warning: epoch 1")
+
+    for name, stand_in in (("outcome", lambda state: state), ("on_server", nullcontext), ("_server", lambda: None)):
+        monkeypatch.setattr(f"flowmill.flows.run_in_process.{name}", stand_in)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    call(work, StageRequest(run="a"))
+    output = capsys.readouterr()
+    shown, other = (output.out, output.err) if terminal else (output.err, output.out)
+    assert "warning: epoch 1" in shown
+    assert ("epochs" in shown) is terminal
+    assert not other
 
 
 @pytest.mark.parametrize(("section", "change"), [("optimize", {"algorithm": "grpo"}), ("run", {"epochs": 1})])

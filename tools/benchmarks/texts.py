@@ -3,7 +3,8 @@
 ``python -m tools.benchmarks.texts [--rounds N]`` prints one table. TRL is no dependency: install it with ``pip install
 --no-deps --target FOLDER trl`` and set ``PYTHONPATH=FOLDER``, else its row is missing. All sample and train the same
 number of texts of the same width with one model of random weights. The bare compute is a written loop with a cache, or
-transformers' ``generate`` with a static one, and a forward and a backward of whole texts with AdamW; nothing else.
+transformers' ``generate`` with a static one, a forward and a backward of whole texts with AdamW, and the forwards of
+the texts that flowmill measures KLs on; nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import yaml
 
 from flowmill.models.quickstart.characters import BOS, EOS, PAD, Characters
 from flowmill.models.rewards.base import Metadata, declare
+from flowmill.tasks.training.policy_moves import estimate_rows
 from tools.benchmarks.peers import take
 
 #: Characters of a prompt and of a completion, texts per epoch, updates, texts per forward.
@@ -159,12 +161,20 @@ class Bare:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
 
+    @torch.no_grad()
+    def measure(self, texts: Sequence[torch.Tensor]) -> None:
+        """Compute the rows that measure the KLs to the previous policy and to the base model."""
+        batch = torch.cat(list(texts))[: estimate_rows(_TEXTS)]
+        for _ in range(2):
+            self.model(batch, use_cache=False, logits_to_keep=NEW + 1)
+
     def epoch(self, sample: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """Return the CPU seconds of sampling and training."""
         begun = time.process_time()
         texts = [sample(prompts) for prompts in self.prompts]
         sampled = time.process_time()
         self.train(texts)
+        self.measure(texts)
         ended = time.process_time()
         return {"sample": sampled - begun, "train": ended - sampled, "epoch": ended - begun}
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import NotCommittedError
+from flowmill.configs.errors import NotCommittedError, StoreError
 from flowmill.storage.trajectories.tables import read_rows
 from flowmill.tasks.metrics.best import best_epoch, best_of
 from flowmill.tasks.metrics.describe import describe_run
 from flowmill.tasks.metrics.evaluations import Figures, evaluation_figures, flat, mean_by_prompt, scores_by_prompt
-from flowmill.tasks.metrics.samples import artifact_table
+from flowmill.tasks.metrics.samples import artifact_table, media_of
 from flowmill.tasks.metrics.view import RunView
 from flowmill.tasks.modalities.diffusion.exporting import evaluation_images
 from flowmill.tasks.reports.comparison import compare
 from flowmill.tasks.reports.report import run_report
 from flowmill.tasks.reports.report.headline import evaluated
 from flowmill.tasks.runs.context import RunContext
-from tests.support.inside import Make, evaluate, prepare, run_epoch
+from tests.support.inside import Make, evaluate, prepare, run_epoch, run_stage
 from tests.support.small import small_config
 
 JUDGE = 'evaluate.judges=[{name: "tests.support.rewards:brightness", label: bright}]'
@@ -56,6 +56,15 @@ def test_scores_and_samples_are_those_of_the_artifacts(context: RunContext) -> N
     assert view.scores(2).num_rows == 0
     with pytest.raises(NotCommittedError, match="no rollout for epoch 2"):
         view.samples(2)
+
+
+def test_samples_without_media_have_no_picture(make_config: Make) -> None:
+    found = prepare(make_config("rollout.media={format: none, latents: true}"))
+    run_stage(found, "rollout", 1)
+    ref = found.chain.require(1, "rollout").ref
+    for read in (lambda: RunView(found).pictures(1), lambda: media_of(found.store, ref)):
+        with pytest.raises(StoreError, match="has no image or clip: it is a text, "):
+            read()
 
 
 def test_every_reader_of_scores_gives_the_same_means(context: RunContext) -> None:
