@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import dis
 import inspect
 import linecache
 import math
@@ -105,13 +106,14 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
     # Functions may use each other.
     lines[name] = source.rstrip("\n")
     known = vars(sys.modules[thing.__module__])
-    for used in _globals(source):
+    needed = _globals(source)
+    for used in [*needed, *_inherited(source)]:
         if used in lines:
             # A type of another definition may have been the first to need it.
             lines[used] = lines[used].removesuffix(_UNNAMED)
         elif used in known:
             _carry(used, known[used], lines, label=label)
-        elif not hasattr(builtins, used):
+        elif used in needed and not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
     for used in _types_of_options(source) if has_options else ():
         _carry_type(used, known, lines, label=label)
@@ -157,7 +159,9 @@ def _needed(name: str, lines: Mapping[str, str]) -> list[str]:
                 if isinstance(each, ast.AST):
                     nodes.append((each, is_called or isinstance(node, ast.Call) or each in decorators))
     while called:
-        more = [each for each in _globals(lines[called.pop()]) if each in lines and each not in names]
+        source = lines[called.pop()]
+        used = [*_globals(source), *_inherited(source)]
+        more = [each for each in used if each in lines and each not in names]
         names.update(more)
         called += more
     return sorted(names - {name})
@@ -316,7 +320,7 @@ def _submodules(source: str, known: Mapping[str, Any]) -> list[str]:
 
 def _globals(source: str) -> list[str]:
     """Return the global names that a definition uses, sorted."""
-    names, tables = _inherited(ast.parse(source)), [symtable.symtable(f"{_FUTURE}\n{source}", "<source>", "exec")]
+    names, tables = set[str](), [symtable.symtable(f"{_FUTURE}\n{source}", "<source>", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
@@ -329,17 +333,21 @@ def _globals(source: str) -> list[str]:
     return sorted(names)
 
 
-def _inherited(tree: ast.Module) -> set[str]:
-    """Return the global names that bodies of classes give to attributes of the same name, as in ``scale = scale``."""
-    names = set[str]()
-    for node in ast.walk(tree):
-        bound = set[str]()
-        for each in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(each, ast.Assign | ast.AnnAssign):
-                value = [] if each.value is None else [*ast.walk(each.value)]
-                names |= ({part.id for part in value if isinstance(part, ast.Name)} & _targets(each)) - bound
-                bound |= _targets(each)
-    return names
+def _inherited(source: str) -> list[str]:
+    """Return the global names that give attributes of classes, or a global itself, their first value, as in ``scale =
+    scale``, sorted: those that are read before they are set."""
+    names, codes = set[str](), [compile(f"{_FUTURE}\n{source}", "<source>", "exec")]
+    while codes:
+        code, read, stored = codes.pop(), set[str](), set[str]()
+        codes += filter(inspect.iscode, code.co_consts)
+        # Functions, comprehensions and lambdas have other instructions for names of their own.
+        for each in dis.get_instructions(code):
+            if each.opname == "LOAD_NAME":
+                read |= {each.argval} - stored
+            if each.opname == "STORE_NAME":
+                stored.add(each.argval)
+        names |= read & stored
+    return sorted(names)
 
 
 def _targets(statement: ast.Assign | ast.AnnAssign) -> set[str]:

@@ -142,6 +142,58 @@ FORMS = {
         def reward(media, prompts):
             return [Scaled.scale + Scaled.both] * len(prompts)
         """,
+    "attributes with the names of methods and variables": """
+        from functools import lru_cache
+
+        names = object()
+
+        class Scaled:
+            def scale(self):
+                return 2.0
+
+            @lru_cache
+            def total(self):
+                return self.scale * len(self.names)
+
+            def least():
+                return 1.0
+
+            for width in (1, 2):
+                pass
+            try:
+                best = best
+            except NameError:
+                best = 3.0
+            scale = property(scale)
+            total = lru_cache(total)
+            least = staticmethod(least)
+            width = width * 2
+            names = [names.upper() for names in ("a", "b")]
+            key = staticmethod(lambda key: key + 1)
+
+        def reward(media, prompts):
+            class Inner:
+                width = 2.0
+                width = width * 2
+
+            made = Scaled()
+            return [made.total(), made.least(), float(made.width), made.key(1), made.best, Inner.width]
+        """,
+    "an attribute of a class in a function that has the name of what it holds": """
+        scale = 2.0
+
+        def made():
+            class Inner:
+                scale = scale
+
+            return Inner
+
+        class Outer:
+            inner = made()
+
+        def reward(media, prompts):
+            return [Outer.inner.scale] * len(prompts)
+        """,
     "a class that the interpreter has built in": """
         from itertools import chain
 
