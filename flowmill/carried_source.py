@@ -220,20 +220,23 @@ def _carry(name: str, value: Any, lines: dict[str, str], *, label: str) -> None:
         )
 
 
-def _carry_type(name: str, known: Mapping[str, Any], lines: dict[str, str], *, label: str) -> None:
-    """Append what gives a type its name, as far as source can carry it: without its type an option is not checked."""
-    if name not in known or name in lines:
+def _carry_type(
+    name: str, known: Mapping[str, Any], lines: dict[str, str], *, label: str, inside: tuple[str, ...] = ()
+) -> None:
+    """Append what gives a type its name, as far as source can carry it: without its type an option is not checked.
+    ``inside``: the types whose definitions need it."""
+    if name not in known or name in lines or name in inside:
         return
     more = dict(lines)
     try:
         _carry(name, known[name], more, label=label)
     except ConfigError:
-        more = dict(lines)
-        line = _binding(name, _script(known))
-        if line is None:
+        more, line = dict(lines), _binding(name, _script(known))
+        used = [] if line is None else [*_globals(line), *_inherited(line)]
+        for each in used:
+            _carry_type(each, known, more, label=label, inside=(*inside, name))
+        if line is None or any(each not in more and (each in known or not hasattr(builtins, each)) for each in used):
             return
-        for used in _globals(line):
-            _carry_type(used, known, more, label=label)
         more[name] = line
     for each in more.keys() - lines.keys():
         is_import = isinstance(ast.parse(more[each]).body[0], ast.Import | ast.ImportFrom)

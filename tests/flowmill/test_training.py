@@ -380,6 +380,52 @@ def test_types_are_carried_as_far_as_source_can(
             scores(names["reward"], source, **wrong)
 
 
+ALIASES = """
+from collections.abc import Callable
+from typing import Annotated, Literal, NewType, Optional, TypeVar
+
+class Above:
+    pass
+
+T = TypeVar("T")
+Name = NewType("Name", str)
+LEAST = Above()
+TABLE = {"mean": print}
+gone = "a"
+Items, Names = list[T], list[Name]
+Words = list[T]
+Ids = list[Name]
+Weight = Annotated[float, LEAST]
+Method = Literal[tuple(TABLE)]
+Old = Literal[gone]
+Size = int | float
+Size = Optional[Size]
+B = int
+A = Callable[[], B]
+B = dict[str, A]
+Mode = Literal["mean", "max"]
+Modes = list[Mode]
+del gone
+
+def reward(media, prompts, metadata, *, items: Items = (), words: Words = (), ids: Ids = (), weight: Weight = 1.0,
+           method: Method = "mean", old: Old = "a", size: Size = None, a: A = None, b: B = None, modes: Modes = ()):
+    return [1.0] * len(prompts)
+"""
+
+
+def test_aliases_of_what_source_cannot_carry_leave_options_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of what it can carry are checked."""
+    names = script(ALIASES, tmp_path, monkeypatch)
+    source = carried_source(names["reward"])
+    monkeypatch.undo()
+    free = ("items", "words", "ids", "weight", "method", "old", "size", "a", "b")
+    assert scores(names["reward"], source, **dict.fromkeys(free, {"any": 1})) == [1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"modes\.0 is 'mena'"):
+        scores(names["reward"], source, modes=["mena"])
+
+
 def test_types_and_submodules_of_elsewhere_do_not_change_the_name_of_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
