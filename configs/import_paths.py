@@ -38,6 +38,10 @@ _sources = _Sources()
 def import_from(folders: Iterable[str], sources: Mapping[str, str] = MappingProxyType({})) -> None:
     """Make a user's modules importable: append folders to ``sys.path``, and add modules by name and source."""
     sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
+    for name, source in sources.items():
+        # Sources of one name do the same work, but may have other types of options.
+        if _sources.by_name.get(name, source) != source:
+            sys.modules.pop(name, None)
     _sources.by_name |= sources
     if sources and _sources not in sys.meta_path:
         sys.meta_path.append(_sources)

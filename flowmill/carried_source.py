@@ -8,27 +8,23 @@ import contextlib
 import inspect
 import linecache
 import math
-import symtable
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.fingerprint import hash_text
+from flowmill.source_names import FUTURE, global_names, in_order, inherited_names, submodules, types_of_options
 
-_FUTURE = "from __future__ import annotations"
-#: End of imports that only annotations and submodules need. Runs have carried sources without them.
-_UNNAMED = "  # not in the name of the module"
 #: Most characters of a constant.
 _MOST = 1 << 16
+_Typed: TypeAlias = Callable[[Any], bool]
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-#: Bodies that are executed when they are called.
-_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def is_importable(thing: Any) -> bool:
@@ -73,19 +69,34 @@ def carried_source(thing: Any) -> str:
     Raises:
         ConfigError: it uses something that source cannot carry, such as a loaded model.
     """
+    lines = _lines(thing, lambda each: each is thing or inspect.isclass(each))
+    return _joined([*submodules(lines), *in_order(lines)])
+
+
+def module_name(thing: Any) -> str:
+    """Return the name of the module that holds the carried source of a function or class: the same for equal work.
+
+    Types of options and submodules do not count: they change no work, and sources of earlier versions had none.
+    """
+    # Models of pydantic work by their types. Other lines keep their order, which would depend on types.
+    lines = _lines(thing, lambda each: False) | _lines(thing, lambda each: hasattr(each, "__pydantic_complete__"))
+    return f"{thing.__name__}_{hash_text(_joined(in_order(lines)))}"
+
+
+def _lines(thing: Any, typed: _Typed) -> dict[str, str]:
+    """Return by name what defines a function or class and all that it uses; ``typed``: whether the types of the options
+    of a definition are carried."""
     lines: dict[str, str] = {}
-    _define(thing, thing.__name__, lines, label=f"reward '{thing.__name__}'")
+    _define(thing, thing.__name__, lines, label=f"reward '{thing.__name__}'", typed=typed)
+    return lines
+
+
+def _joined(parts: Iterable[str]) -> str:
     # Annotations may name what cannot be carried, or what only type checkers import.
-    return "\n".join([_FUTURE, *_in_order(lines)]) + "\n"
+    return "\n".join([FUTURE, *parts]) + "\n"
 
 
-def module_name(name: str, source: str) -> str:
-    """Return the name of the module that holds the carried source of a function or class: the same for equal work."""
-    named = [line for line in source.splitlines(keepends=True) if not line.endswith(f"{_UNNAMED}\n")]
-    return f"{name}_{hash_text(''.join(named))}"
-
-
-def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None:
+def _define(thing: Any, name: str, lines: dict[str, str], *, label: str, typed: _Typed) -> None:
     """Append the definition of a function or class, after all that it uses."""
     if thing.__name__ != name or "<" in name:
         raise ConfigError(f"{label}: '{thing.__name__}' has no name of its own. Define it with def or class.")
@@ -101,66 +112,21 @@ def _define(thing: Any, name: str, lines: dict[str, str], *, label: str) -> None
         raise ConfigError(
             f"{label}: the source of '{name}' cannot be read. Define it in a file, or as a function in a notebook cell."
         ) from None
-    has_options = inspect.isclass(thing) or not lines
     # Functions may use each other.
     lines[name] = source.rstrip("\n")
     known = vars(sys.modules[thing.__module__])
-    for used in _globals(source):
+    needed = global_names(source)
+    for used in [*needed, *inherited_names(source)]:
         if used in lines:
-            # A type of another definition may have been the first to need it.
-            lines[used] = lines[used].removesuffix(_UNNAMED)
-        elif used in known:
-            _carry(used, known[used], lines, label=label)
-        elif not hasattr(builtins, used):
+            continue
+        if used in known:
+            _carry(used, known[used], lines, label=label, typed=typed)
+        elif used in needed and not hasattr(builtins, used):
             raise ConfigError(f"{label} uses '{used}', which is not defined.")
-    for used in _types_of_options(source) if has_options else ():
-        _carry_type(used, known, lines, label=label)
-    for module in _submodules(source, known):
-        lines[module] = f'__import__("{module}"){_UNNAMED}'
+    for used in types_of_options(source) if typed(thing) else ():
+        _carry_type(used, known, lines, label=label, typed=typed)
     # After the definitions that it uses.
     lines[name] = lines.pop(name)
-
-
-def _in_order(lines: Mapping[str, str]) -> list[str]:
-    """Return definitions in their order, but each after those that it needs to be executed: others may use each other.
-
-    These are the names outside the bodies of functions, and all names in functions that are called there.
-    """
-    placed: dict[str, str] = {}
-
-    def place(name: str, inside: tuple[str, ...]) -> None:
-        if name in placed or name in inside:
-            return
-        for needed in _needed(name, lines):
-            place(needed, (*inside, name))
-        placed[name] = lines[name]
-
-    for each in lines:
-        place(each, ())
-    return [*placed.values()]
-
-
-def _needed(name: str, lines: Mapping[str, str]) -> list[str]:
-    """Return the other names that the execution of a definition needs, sorted."""
-    names, called = set[str](), list[str]()
-    nodes: list[tuple[ast.AST, bool]] = [(node, False) for node in ast.parse(lines[name]).body]
-    while nodes:
-        node, is_called = nodes.pop()
-        if isinstance(node, ast.Name) and node.id in lines:
-            names.add(node.id)
-            called += [node.id] * is_called
-        decorators = getattr(node, "decorator_list", [])
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns") or (field == "body" and isinstance(node, _LATER)):
-                continue
-            for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, ast.AST):
-                    nodes.append((each, is_called or isinstance(node, ast.Call) or each in decorators))
-    while called:
-        more = [each for each in _globals(lines[called.pop()]) if each in lines and each not in names]
-        names.update(more)
-        called += more
-    return sorted(names - {name})
 
 
 def _at_the_margin(source: str) -> str:
@@ -196,7 +162,7 @@ def _class_source(thing: Any) -> str:
     return ""
 
 
-def _carry(name: str, value: Any, lines: dict[str, str], *, label: str) -> None:
+def _carry(name: str, value: Any, lines: dict[str, str], *, label: str, typed: _Typed) -> None:
     """Append the line that gives a global name its value."""
     literal = None if isinstance(value, ModuleType) else _literal(value)
     home, own_name = getattr(value, "__module__", None), getattr(value, "__name__", "")
@@ -206,7 +172,7 @@ def _carry(name: str, value: Any, lines: dict[str, str], *, label: str) -> None:
         lines[name] = f"{name} = {literal}"
     elif callable(value) and home and getattr(sys.modules.get(home), own_name, None) is value:
         if home == "__main__" or not (is_importable(value) or inspect.isbuiltin(value)):
-            _define(value, name, lines, label=label)
+            _define(value, name, lines, label=label, typed=typed)
         else:
             lines[name] = f"from {home} import {own_name} as {name}"
     else:
@@ -216,24 +182,30 @@ def _carry(name: str, value: Any, lines: dict[str, str], *, label: str) -> None:
         )
 
 
-def _carry_type(name: str, known: Mapping[str, Any], lines: dict[str, str], *, label: str) -> None:
-    """Append what gives a type its name, as far as source can carry it: without its type an option is not checked."""
-    if name not in known or name in lines:
+def _carry_type(
+    name: str,
+    known: Mapping[str, Any],
+    lines: dict[str, str],
+    *,
+    label: str,
+    typed: _Typed,
+    inside: tuple[str, ...] = (),
+) -> None:
+    """Append what gives a type its name, as far as source can carry it: without its type an option is not checked.
+    ``inside``: the types whose definitions need it."""
+    if name not in known or name in lines or name in inside:
         return
     more = dict(lines)
     try:
-        _carry(name, known[name], more, label=label)
+        _carry(name, known[name], more, label=label, typed=typed)
     except ConfigError:
-        more = dict(lines)
-        line = _binding(name, _script(known))
-        if line is None:
+        more, line = dict(lines), _binding(name, _script(known))
+        used = [] if line is None else [*global_names(line), *inherited_names(line)]
+        for each in used:
+            _carry_type(each, known, more, label=label, typed=typed, inside=(*inside, name))
+        if line is None or any(each not in more and (each in known or not hasattr(builtins, each)) for each in used):
             return
-        for used in _globals(line):
-            _carry_type(used, known, more, label=label)
         more[name] = line
-    for each in more.keys() - lines.keys():
-        is_import = isinstance(ast.parse(more[each]).body[0], ast.Import | ast.ImportFrom)
-        more[each] += _UNNAMED if is_import and not more[each].endswith(_UNNAMED) else ""
     lines.update(more)
 
 
@@ -247,6 +219,12 @@ def _binding(name: str, script: ast.Module) -> str | None:
         if isinstance(node, ast.Assign | ast.AnnAssign) and _targets(node) == {name}:
             return f"{name} = {ast.unparse(node.value)}" if isinstance(node.value, ast.Subscript | ast.BinOp) else None
     return None
+
+
+def _targets(statement: ast.Assign | ast.AnnAssign) -> set[str]:
+    """Return the names that an assignment stores or changes."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return {part.id for each in targets for part in ast.walk(each) if isinstance(part, ast.Name)}
 
 
 def _script(known: Mapping[str, Any]) -> ast.Module:
@@ -275,74 +253,3 @@ def _literal(value: Any) -> str | None:
         ordered = sorted(map(str, parts)) if isinstance(value, set | frozenset) else map(str, parts)
         return f"{type(value).__name__}([{', '.join(ordered)}])"
     return None
-
-
-def _types_of_options(source: str) -> list[str]:
-    """Return the names in annotations of options, sorted: of a class's fields and of parameters after the metadata."""
-    annotations: list[ast.expr | None] = []
-    for node in ast.parse(source).body:
-        parts = node.body if isinstance(node, ast.ClassDef) else [node]
-        annotations += [part.annotation for part in parts if isinstance(part, ast.AnnAssign)]
-        for part in parts:
-            if isinstance(part, ast.FunctionDef) and (part is node or part.name == "__init__"):
-                given = 3 if part is node else 1
-                taken = [*part.args.posonlyargs, *part.args.args][given:] + part.args.kwonlyargs
-                annotations += [each.annotation for each in taken]
-    names = set[str]()
-    while annotations:
-        for each in ast.walk(annotations.pop() or ast.Pass()):
-            if isinstance(each, ast.Name):
-                names.add(each.id)
-            if isinstance(each, ast.Constant) and isinstance(each.value, str):
-                with contextlib.suppress(SyntaxError):
-                    annotations.append(ast.parse(each.value, mode="eval").body)
-    return sorted(names)
-
-
-def _submodules(source: str, known: Mapping[str, Any]) -> list[str]:
-    """Return the imported submodules that a definition reaches from a package, sorted: a package that is imported alone
-    may lack them."""
-    reached = set[str]()
-    for node in ast.walk(ast.parse(source)):
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if isinstance(node, ast.Name) and isinstance(known.get(node.id), ModuleType):
-            path = [known[node.id].__name__, *reversed(parts)]
-            reached |= {".".join(path[:count]) for count in range(2, len(path) + 1)}
-    return sorted(reached & sys.modules.keys())
-
-
-def _globals(source: str) -> list[str]:
-    """Return the global names that a definition uses, sorted."""
-    names, tables = _inherited(ast.parse(source)), [symtable.symtable(f"{_FUTURE}\n{source}", "<source>", "exec")]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        top = table.get_type() == "module"
-        names |= {
-            each.get_name()
-            for each in table.get_symbols()
-            if each.is_referenced() and (each.is_global() or (top and not each.is_assigned()))
-        }
-    return sorted(names)
-
-
-def _inherited(tree: ast.Module) -> set[str]:
-    """Return the global names that bodies of classes give to attributes of the same name, as in ``scale = scale``."""
-    names = set[str]()
-    for node in ast.walk(tree):
-        bound = set[str]()
-        for each in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(each, ast.Assign | ast.AnnAssign):
-                value = [] if each.value is None else [*ast.walk(each.value)]
-                names |= ({part.id for part in value if isinstance(part, ast.Name)} & _targets(each)) - bound
-                bound |= _targets(each)
-    return names
-
-
-def _targets(statement: ast.Assign | ast.AnnAssign) -> set[str]:
-    """Return the names that an assignment stores or changes."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return {part.id for each in targets for part in ast.walk(each) if isinstance(part, ast.Name)}

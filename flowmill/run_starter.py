@@ -203,8 +203,8 @@ def _reward(reward: RewardLike, data: dict[str, Any]) -> Any:
     if is_importable(reward):
         module, attribute, used = reward.__module__, reward.__qualname__, [reward.__module__]
     else:
-        source, attribute = carried_source(reward), reward.__name__
-        module, used = module_name(attribute, source), imported_modules(source)
+        source, module, attribute = carried_source(reward), module_name(reward), reward.__name__
+        used = imported_modules(source)
         execution["sources"] = {**execution.get("sources", {}), module: source}
     if folders := user_folders(used):
         execution["modules"] = [*execution.get("modules", ()), *folders]

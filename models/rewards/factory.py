@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from flowmill.models.rewards.sizes import Takes
 
 _DEVICE = "device"
+#: Other names of parameters for the metadata.
+_ALSO = ("meta", "info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ def _function_options(name: str, function: Callable[..., Any], options: Mapping[
     """Return the options of a reward function; refuse a wrong signature, or a missing option."""
     parameters, positional = _parameters(function)
     arguments = _arguments(function, needs_of(name, options))
-    _check_signature(name, parameters, arguments)
+    _check_signature(name, parameters, arguments, options)
     rest = [p for p in parameters if p not in positional[: len(arguments)]]
     missing = [p.name for p in rest if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for option in missing:
@@ -211,7 +213,16 @@ def _function_options(name: str, function: Callable[..., Any], options: Mapping[
     return [p.name for p in rest if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _check_signature(name: str, parameters: Sequence[inspect.Parameter], arguments: Sequence[str]) -> None:
+def _is_for(argument: str, parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter says by its name and its default, which has no entries, that it is for an argument."""
+    default, names = parameter.default, _ALSO if argument == ARGUMENTS[2] else ()
+    is_empty = default is None or (isinstance(default, tuple | list | dict) and not default)
+    return is_empty and (parameter.name in names or parameter.name.startswith("_"))
+
+
+def _check_signature(
+    name: str, parameters: Sequence[inspect.Parameter], arguments: Sequence[str], options: Collection[str] = ()
+) -> None:
     """Refuse parameters that cannot be given the arguments of a reward, or would be given them by mistake."""
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < len(arguments) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -220,11 +231,9 @@ def _check_signature(name: str, parameters: Sequence[inspect.Parameter], argumen
             f"({', '.join(arguments)}). Give it these {len(arguments)} parameters first; options follow."
         )
     for parameter, argument in [*zip(positional, arguments, strict=False)][2:]:
-        default = parameter.default
-        # It would be given the metadata in place of its default, and no score would show it; no value, and one without
-        # entries, are fit for metadata.
-        is_open = default is parameter.empty or default is None or (isinstance(default, Collection) and not default)
-        if not is_open and parameter.name != argument:
+        # It would be given the metadata in place of its default or option, and no score would show it.
+        is_option = parameter.name in options or not _is_for(argument, parameter)
+        if is_option and parameter.default is not parameter.empty and parameter.name != argument:
             raise ConfigError(
                 f"reward '{name}': its parameter '{parameter.name}' has a default, but is given the {argument}. Write "
                 f"'*' before it if it is an option, or name it '{argument}'."

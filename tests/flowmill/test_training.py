@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as js
+import linecache
 import math
 import os
 import re
@@ -64,7 +65,7 @@ def scores(thing: Any, source: str, **options: object) -> list[float]:
 
 def carried(thing: Any, source: str) -> str:
     """Return the import string of a carried function or class."""
-    name = module_name(thing.__name__, source)
+    name = f"{thing.__name__}_{hash_text(source)}"
     import_from((), {name: source})
     return f"{name}:{thing.__name__}"
 
@@ -144,6 +145,58 @@ FORMS = {
 
         def reward(media, prompts):
             return [Scaled.scale + Scaled.both] * len(prompts)
+        """,
+    "attributes with the names of methods and variables": """
+        from functools import lru_cache
+
+        names = object()
+
+        class Scaled:
+            def scale(self):
+                return 2.0
+
+            @lru_cache
+            def total(self):
+                return self.scale * len(self.names)
+
+            def least():
+                return 1.0
+
+            for width in (1, 2):
+                pass
+            try:
+                best = best
+            except NameError:
+                best = 3.0
+            scale = property(scale)
+            total = lru_cache(total)
+            least = staticmethod(least)
+            width = width * 2
+            names = [names.upper() for names in ("a", "b")]
+            key = staticmethod(lambda key: key + 1)
+
+        def reward(media, prompts):
+            class Inner:
+                width = 2.0
+                width = width * 2
+
+            made = Scaled()
+            return [made.total(), made.least(), float(made.width), made.key(1), made.best, Inner.width]
+        """,
+    "an attribute of a class in a function that has the name of what it holds": """
+        scale = 2.0
+
+        def made():
+            class Inner:
+                scale = scale
+
+            return Inner
+
+        class Outer:
+            inner = made()
+
+        def reward(media, prompts):
+            return [Outer.inner.scale] * len(prompts)
         """,
     "a class that the interpreter has built in": """
         from itertools import chain
@@ -331,41 +384,104 @@ def test_types_are_carried_as_far_as_source_can(
             scores(names["reward"], source, **wrong)
 
 
-def test_types_and_submodules_of_elsewhere_do_not_change_the_name_of_a_module(
+ALIASES = """
+from collections.abc import Callable
+from typing import Annotated, Literal, NewType, Optional, TypeVar
+
+class Above:
+    pass
+
+T = TypeVar("T")
+Name = NewType("Name", str)
+LEAST = Above()
+TABLE = {"mean": print}
+gone = "a"
+Items, Names = list[T], list[Name]
+Words = list[T]
+Ids = list[Name]
+Weight = Annotated[float, LEAST]
+Method = Literal[tuple(TABLE)]
+Old = Literal[gone]
+Size = int | float
+Size = Optional[Size]
+B = int
+A = Callable[[], B]
+B = dict[str, A]
+Mode = Literal["mean", "max"]
+Modes = list[Mode]
+del gone
+
+def reward(media, prompts, metadata, *, items: Items = (), words: Words = (), ids: Ids = (), weight: Weight = 1.0,
+           method: Method = "mean", old: Old = "a", size: Size = None, a: A = None, b: B = None, modes: Modes = ()):
+    return [1.0] * len(prompts)
+"""
+
+
+def test_aliases_of_what_source_cannot_carry_leave_options_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is part of the identity of a run's rewards, and runs of earlier versions carried none."""
-    imports = "import xml.dom.minidom\nfrom typing import Any\nfrom pathlib import Path\n"
+    """Those of what it can carry are checked."""
+    names = script(ALIASES, tmp_path, monkeypatch)
+    source = carried_source(names["reward"])
+    monkeypatch.undo()
+    free = ("items", "words", "ids", "weight", "method", "old", "size", "a", "b")
+    assert scores(names["reward"], source, **{each: {"any": 1} for each in free}) == [1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"modes\.0 is 'mena'"):
+        scores(names["reward"], source, modes=["mena"])
+
+
+def test_types_and_submodules_do_not_change_the_name_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is part of the identity of a run's rewards, and runs of earlier versions carried none. Order counts too."""
+    imports = (
+        "import xml.dom.minidom\nfrom enum import Enum\nfrom pathlib import Path\nfrom typing import Any, Literal\n"
+    )
+    types = "class Kind(Enum):\n    A = 'a'\n\nMode = Literal['a', 'b']\n"
+    base = "class Base:\n    folder: Path | None = None\n"
     text = (
-        "def reward(media, prompts, metadata: Any, *, file: Path = None):\n    return [len(xml.dom.minidom.__name__)]\n"
+        "def reward(media, prompts, metadata: Any, *, mode: Mode = 'a', kind: Kind | None = None):\n"
+        "    return [Base.folder is None and Path(xml.dom.minidom.__name__).name]\n"
     )
-    source = carried_source(script(imports + text, tmp_path, monkeypatch)["reward"])
-    before = f"from __future__ import annotations\nimport xml as xml\n{text}"
-    assert sorted({*source.splitlines()} - {*before.splitlines()}) == [
-        '__import__("xml.dom")  # not in the name of the module',
-        '__import__("xml.dom.minidom")  # not in the name of the module',
-        "from pathlib import Path as Path  # not in the name of the module",
-    ]
-    assert module_name("reward", source) == module_name("reward", before) == f"reward_{hash_text(before)}"
+    reward = script(f"{imports}{types}{base}{text}", tmp_path, monkeypatch)["reward"]
+    lines = carried_source(reward).splitlines()
+    imported = "from pathlib import Path as Path\nimport xml as xml\n"
+    before = f"from __future__ import annotations\n{base}{imported}{text}"
+    assert lines[1:3] == ['__import__("xml.dom")', '__import__("xml.dom.minidom")']
+    assert {"Mode = Literal['a', 'b']", "class Kind(Enum):"} <= {*lines} - {*before.splitlines()}
+    assert module_name(reward) == f"reward_{hash_text(before)}"
 
 
-def test_an_import_that_work_needs_too_is_in_the_name_of_a_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "is_other"),
+    [
+        ("def reward(media, prompts, metadata, mode: Mode = 'a'):\n    return [1.0]", False),
+        ("class Row(BaseModel):\n    mode: Mode\ndef reward(media, prompts):\n    return [Row(mode='a').mode]", True),
+        ("class Row:\n    size = size\ndef reward(media, prompts):\n    return [Row.size]", True),
+    ],
+    ids=["a type of an option", "a type of a model", "an attribute of the name of what it holds"],
+)
+def test_the_name_of_a_module_counts_what_its_work_depends_on(
+    text: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = script(
-        """
-        from pathlib import Path
+    names = set()
+    for size in (1, 2):
+        own = (
+            f"from typing import Literal\nfrom pydantic import BaseModel\nMode = Literal['a', {size}]\nsize = {size}\n"
+        )
+        names.add(module_name(script(own + text, tmp_path, monkeypatch)["reward"]))
+        linecache.clearcache()
+    assert len(names) == 1 + is_other
 
-        class Base:
-            folder: Path | None = None
 
-        def reward(media, prompts):
-            return [float(Base.folder is None and Path("a").name == "a")] * len(prompts)
-        """,
-        tmp_path,
-        monkeypatch,
-    )
-    assert "from pathlib import Path as Path\n" in carried_source(names["reward"])
+def test_a_module_is_made_again_from_another_source() -> None:
+    """A type that a notebook has changed holds at once, though it does not change the name of the module."""
+    for value in (1, 2, 2):
+        import_from((), {"made_again": f"VALUE, MADE = {value}, object()"})
+        made = import_module("made_again")
+        assert value == made.VALUE
+    import_from((), {"made_again": "VALUE, MADE = 2, object()"})
+    assert import_module("made_again") is made
 
 
 def test_submodules_that_a_script_imports_are_there_in_other_processes(

@@ -133,9 +133,29 @@ def strict(media: np.ndarray, prompts: Sequence[str], strictness: bool = False) 
     return [0.5 if strictness else 1.0 for _ in media]
 
 
-def may_read(media: np.ndarray, prompts: Sequence[str], fields: Any = None) -> list[float]:
+def may_read(media: np.ndarray, prompts: Sequence[str], meta: Any = None) -> list[float]:
     """Reads metadata under another name, if there are any."""
-    return [1.0 if fields else 0.0 for _ in media]
+    return [1.0 if meta else 0.0 for _ in media]
+
+
+def polite(media: np.ndarray, prompts: Sequence[str], forbidden: Sequence[str] = ()) -> list[float]:
+    """Its option stands where metadata are, and would count them."""
+    return [-float(len(forbidden)) for _ in media]
+
+
+_ARRAY = np.ones(2)
+
+
+def weighted(media: np.ndarray, prompts: Sequence[str], meta: Any = _ARRAY) -> list[float]:
+    """Its option, an array, stands where metadata are."""
+    return [float(sum(meta)) for _ in media]
+
+
+class Templated:
+    """The option of its method stands where metadata are."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], template: Any = None) -> list[float]:
+        return [0.0 if template is None else 9.0 for _ in media]
 
 
 def _measured(method: Any) -> Any:
@@ -163,6 +183,12 @@ class Called:
 def near(media: np.ndarray, prompts: Sequence[str], metadata: Any, scale: float = 2.0) -> list[float]:
     """Its option stands where references are."""
     return [scale for _ in media]
+
+
+@declare(references=True)
+def informed(media: np.ndarray, prompts: Sequence[str], metadata: Any, info: Any = None) -> list[float]:
+    """Its option, of a name for metadata, stands where references are."""
+    return [1.0 for _ in media]
 
 
 class OfImages:
