@@ -92,7 +92,7 @@ def _lines(thing: Any, typed: _Typed) -> dict[str, str]:
 
 
 def _joined(parts: Iterable[str]) -> str:
-    # Annotations may name what cannot be carried, or what only type checkers import.
+    # Annotations may have names that cannot be carried, or that only type checkers import.
     return "\n".join([FUTURE, *parts]) + "\n"
 
 

@@ -25,7 +25,7 @@ class Display(Silent):
 
 
 class Messages(Display):
-    """Messages alone, such as alerts, on stderr: what a program prints may be read by another."""
+    """Messages alone, such as alerts, on stderr: another program may read the output of this one."""
 
     def message(self, text: str) -> None:
         """Print a line."""
