@@ -31,7 +31,7 @@ from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import is_complete
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, with_link
+from flowmill.tasks.tracking.descriptions import PARENT, datasets, describe, description, experiment, with_link
 from flowmill.tasks.tracking.locations import tracking_uri
 from flowmill.tasks.tracking.logged import metric_of
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
@@ -212,6 +212,9 @@ class Tracker:
             self._client.update_run(str(self.run_id), status="RUNNING")
             describe(self._client, str(self.run_id), self.context, self._orchestrator)
             self._start_monitor()
+        elif self.run_id is not None and (parent := self.context.config.tracking.parent) is not None:
+            # Where an outage ended before the run did, the parent run is younger than it.
+            self._client.set_tag(self.run_id, PARENT, mlflow_text(parent))
         self._started.set()
         # MLflow's tables list metrics in the order of their first logging: evaluations first.
         ordered = sorted(current, key=lambda content: not isinstance(content, EvaluationContent))

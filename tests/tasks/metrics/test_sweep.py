@@ -115,7 +115,7 @@ def test_the_mlflow_run_of_a_sweep_ends_with_it(
     assert ended == [status]
 
 
-@pytest.mark.parametrize("fails", ["create_run", "log_text", "set_terminated"])
+@pytest.mark.parametrize("fails", ["create_run", "update_run", "log_text", "set_terminated"])
 def test_a_tracker_that_fails_stops_no_sweep(fails: str, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called, parents, said = [], list[str | None](), list[str]()
 
@@ -137,7 +137,8 @@ def test_a_tracker_that_fails_stops_no_sweep(fails: str, config_file: Path, monk
         outcomes, report = sweep._sweep(SweepRequest(config=str(config_file), name="s", grid=["run.seed=1,2"]))
     assert ([each.variant.name for each in outcomes], report) == (["s-seed-1", "s-seed-2"], "report")
     assert parents == [None if fails == "create_run" else "m-1"] * 2
-    assert called[-1] == fails
+    # A parent run is ended although its table was refused.
+    assert called[-1] == ("create_run" if fails == "create_run" else "set_terminated")
     (message,) = said
     assert re.search(r"MLflow at .* failed \(MlflowException: refused\)\. The sweep continues", message)
 
@@ -163,6 +164,12 @@ def test_a_sweep_waits_for_no_silent_tracker(make_config: Make, monkeypatch: pyt
     silent[0].join()
     tracked.end("FINISHED")
     assert (failures, len(said)) == ([], 1)
+    # A report takes longer than an answer.
+    client = SimpleNamespace(log_text=lambda *_: time.sleep(0.1), set_terminated=lambda *_: None)
+    tracked.run_id, tracked.failure, tracked._client = "m-1", None, client  # type: ignore[assignment]
+    tracked.log([], "report")
+    tracked.end("FINISHED")
+    assert tracked.failure is None
 
 
 @pytest.mark.parametrize(
