@@ -201,6 +201,13 @@ def ranking(config: str, overrides: Sequence[str], varied: Sequence[RunConfig], 
     return Ranking(weights=None if why else weights, why_none=why)
 
 
+def sum_of_rewards(config: RunConfig) -> str:
+    """Return the weighted sum of rewards in words, and a fingerprint: words leave options out and round weights."""
+    words = " + ".join(each.weighted for each in sorted(config.rewards, key=lambda each: each.slot))
+    # MLflow takes short texts only.
+    return f"{words[:1000]} ({fingerprint([_weights(config), _rewards(config)])[:8]})"
+
+
 def _weights(config: RunConfig) -> dict[str, float]:
     return {section.slot: section.weight for section in config.rewards}
 

@@ -26,6 +26,7 @@ from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.alerts import TAG, alert_tag
 from flowmill.tasks.metrics.evaluations import finished_evaluations, named_evaluations
+from flowmill.tasks.metrics.sweep import sum_of_rewards
 from flowmill.tasks.metrics.tracked import Content, EvaluationContent
 from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
@@ -320,7 +321,7 @@ class Tracker:
             run_id=str(self.run_id),
             experiment_id=str(self.experiment_id),
             kind="lora" if self.context.config.model.lora else "full",
-            rewards=mlflow_text(" + ".join(each.weighted for each in self.context.config.rewards)),
+            rewards=sum_of_rewards(self.context.config),
         )
 
     def _end(self, status: str, text: str | None) -> None:

@@ -37,6 +37,7 @@ from flowmill.tasks.metrics.sweep import (
     ranking,
     read_list,
     selection_note,
+    sum_of_rewards,
     variants,
 )
 from flowmill.tasks.reports.comparison import compare
@@ -324,6 +325,21 @@ def test_equal_samples_rank_equally_under_any_weights(make_config: Make, config_
     assert one.reward == pytest.approx(
         one.figures["jpeg_compressibility mean"] + 0.5 * one.figures["detail mean"], rel=1e-12
     )
+
+
+def test_sums_are_equal_in_any_order_and_for_the_same_rewards_and_weights_only(config_file: Path) -> None:
+    a, b = "{name: jpeg_compressibility, weight: 0.1}", "{name: jpeg_incompressibility, label: detail}"
+    others = (
+        a.replace("0.1", "0.10000001"),
+        a.replace("weight", "frames: 2, weight"),
+        "{name: jpeg_incompressibility, label: jpeg_compressibility, weight: 0.1}",
+        "{name: jpeg_compressibility, weight: 0.1, options: {quality: 50}}",
+    )
+    lists = (f"{a}, {b}", f"{b}, {a}", *(f"{other}, {b}" for other in others))
+    sums = [sum_of_rewards(load_config(config_file, [f"rewards=[{each}]"])) for each in lists]
+    assert sums[0] == sums[1]
+    assert len({*sums}) == 1 + len(others)
+    assert {each.rpartition(" (")[0] for each in sums} == {"detail + 0.1 x jpeg_compressibility"}
 
 
 def test_weights_that_all_have_rank_them(config_file: Path) -> None:

@@ -342,7 +342,7 @@ def test_only_scores_of_the_same_sum_of_rewards_compete_for_the_alias(
     assert [finished("a", 0.7, 1), finished("b", 0.5, 1)] == ["1", "1"]
     assert said == []
     assert finished("c", 0.6, 0.5) == "3"
-    assert "of 0.5 x jpeg_compressibility now" in said[0]
+    assert "of 0.5 x jpeg_compressibility (" in said[0]
     assert [finished("d", 0.5, 0.5), finished("e", 0.8, 1)] == ["3", "5"]
 
 
