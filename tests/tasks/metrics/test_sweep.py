@@ -381,6 +381,17 @@ def test_what_does_not_compare_has_no_best(
             refused(SweepRequest(config=str(config_file), grid=[grid], overrides=[TWO], final="last.txt"))
 
 
+@pytest.mark.parametrize(("other", "why"), [("weight: 2", "weigh their rewards"), ("label: b", "differ in their rew")])
+def test_a_config_that_the_grid_completes_is_varied(other: str, why: str, config_file: Path) -> None:
+    base = ["rewards=[{name: jpeg_compressibility, weight: W}]"]
+    grid = f"rewards=[jpeg_compressibility],[{{name: jpeg_compressibility, {other}}}]"
+    with pytest.raises(ConfigError, match="weight"):
+        load_config(config_file, base)
+    ranked = ranking(str(config_file), base, varied(config_file, grid), final=None)
+    assert ranked.weights is None
+    assert why in ranked.why_none
+
+
 def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
     config = make_config()
     assert final_settings(config, "a b.txt") == ['prompts.heldout="a b.txt"']
