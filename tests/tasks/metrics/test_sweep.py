@@ -392,6 +392,15 @@ def test_a_config_that_the_grid_completes_is_varied(other: str, why: str, config
     assert why in ranked.why_none
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_sweep(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "prepare_environment", lambda threads: pytest.fail("work has begun"))
+    request = SweepRequest(config=str(config_file), grid=["run.seed=1,2"])
+    with pytest.raises(ConfigError, match=r"'/dev/null/a.html' cannot be written"):
+        command.sweep_command(request, out=Path("/dev/null/a.html"))
+
+
 def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
     config = make_config()
     assert final_settings(config, "a b.txt") == ['prompts.heldout="a b.txt"']
