@@ -143,8 +143,7 @@ class Tracker:
 
         A run that is 'RUNNING' is not ended.
         """
-        done = status == "FINISHED"
-        text = description(self.context, done=True) if done else None
+        text = description(self.context, done=True) if status == "FINISHED" else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -201,8 +200,7 @@ class Tracker:
         self.experiment_id = experiment(self._client, self.context)
         earlier = self._earlier_run()
         now = {_key(content): content.identity for content in current}
-        logged = {key: identity for key, identity in self._logged.items() if key not in self._unknown}
-        fits = self._readable and all(now.get(key) == identity for key, identity in logged.items())
+        fits = self._readable and all(now.get(key) == self._logged[key] for key in {*self._logged} - self._unknown)
         if earlier is not None and fits:
             self.run_id = earlier
             # The run is complete: leave its MLflow state unchanged, including the end time.
@@ -325,12 +323,10 @@ class Tracker:
         )
 
     def _end(self, status: str, text: str | None) -> None:
-        if not self._attends:
-            return
-        if text is not None:
+        if self._attends and text is not None:
             note = mlflow_text(with_link(text, self._orchestrator))
             self._client.set_tag(str(self.run_id), "mlflow.note.content", note)
-        if status != "RUNNING":
+        if self._attends and status != "RUNNING":
             self._client.set_terminated(str(self.run_id), status)
 
     def _start_monitor(self) -> None:
@@ -346,8 +342,7 @@ def log_side_evaluations(context: RunContext) -> None:
         return
     own = context.chain.own
     run = context if own is None else RunContext(context.store, own.config, context.run, reporter=context.reporter)
-    tracker = Tracker(run, orchestrator={}, attends=False)
-    tracker.close("FINISHED")
+    Tracker(run, orchestrator={}, attends=False).close("FINISHED")
 
 
 def _key(content: Content) -> str:
