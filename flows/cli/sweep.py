@@ -19,6 +19,7 @@ from flowmill.flows.environment import as_overrides, place_overrides, prepare_en
 from flowmill.flows.requests import SweepRequest
 
 if TYPE_CHECKING:
+    from flowmill.configs.schema import RunConfig
     from flowmill.tasks.metrics.sweep import Outcome, SeedSummary
 
 
@@ -33,40 +34,22 @@ def sweep_command(
 ) -> None:
     """Run a sweep, print its table, and write its report."""
     say(f"reading {request.config}", quiet=quiet)
-    from flowmill.configs.load import load_config
-    from flowmill.storage.artifacts.commit import ArtifactStore
-    from flowmill.tasks.checks.names import check_names
-    from flowmill.tasks.metrics.sweep import (
-        final_settings,
-        over_seeds,
-        ranking,
-        read_list,
-        selection_note,
-        variants,
-    )
-    from flowmill.tasks.runs.locks import refuse_while_executing
-    from flowmill.tasks.runs.opening import find_run, with_columns_of_run
+    from flowmill.tasks.export.copying import check_place
+    from flowmill.tasks.metrics.sweep import over_seeds, ranking, read_list, selection_note
 
     settings = [*request.overrides, *as_overrides(request.root, None)]
     lines = [] if listed is None else read_list(listed)
     request = request.model_copy(update={"listed": lines, "overrides": settings})
-    planned = variants(request.name, request.grid, request.listed)
-    configs = []
-    for variant in planned:
-        overrides = [*request.overrides, *variant.overrides]
-        config = load_config(request.config, [*overrides, *place_overrides(None, variant.name)])
-        configs.append(config)
-        overrides += [] if request.final is None else final_settings(config, request.final)
-        check_names(load_config(request.config, overrides), source=Path(request.config), overrides=overrides)
-        # Before heavy imports.
-        refuse_while_executing(ArtifactStore(config.store), variant.name)
-        find_run(with_columns_of_run(config))
+    configs = _checked(request)
+    config = configs[-1]
+    # Before heavy imports.
     ranked = ranking(request.config, request.overrides, configs, final=request.final)
+    check_place(file := out or Path(f"{request.name}-report.html"))
     prepare_environment(config.execution.threads)
     from flowmill.flows.progress import display
     from flowmill.flows.server import local_api
 
-    say(f"{len(planned)} variants", quiet=quiet)
+    say(f"{len(configs)} variants", quiet=quiet)
     with local_api() as api, display(quiet=quiet, epochs=config.run.epochs) as shown:
         from flowmill.flows import process_state
         from flowmill.flows.sweep import sweep
@@ -82,7 +65,28 @@ def sweep_command(
     if report is not None:
         from flowmill.tasks.reports.report import save_report
 
-        say_report(save_report(report, out or Path(f"{request.name}-report.html")))
+        say_report(save_report(report, file))
+
+
+def _checked(request: SweepRequest) -> list[RunConfig]:
+    """Return the configs of all variants after checks of their names and runs."""
+    from flowmill.configs.load import load_config
+    from flowmill.storage.artifacts.commit import ArtifactStore
+    from flowmill.tasks.checks.names import check_names
+    from flowmill.tasks.metrics.sweep import final_settings, variants
+    from flowmill.tasks.runs.locks import refuse_while_executing
+    from flowmill.tasks.runs.opening import find_run, with_columns_of_run
+
+    configs = []
+    for variant in variants(request.name, request.grid, request.listed):
+        overrides = [*request.overrides, *variant.overrides]
+        config = load_config(request.config, [*overrides, *place_overrides(None, variant.name)])
+        configs.append(config)
+        overrides += [] if request.final is None else final_settings(config, request.final)
+        check_names(load_config(request.config, overrides), source=Path(request.config), overrides=overrides)
+        refuse_while_executing(ArtifactStore(config.store), variant.name)
+        find_run(with_columns_of_run(config))
+    return configs
 
 
 def _print(name: str, outcomes: Sequence[Outcome], *, order: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,23 +42,37 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
     return len(files)
 
 
-def check_new_folder(to: Path, *, over: Collection[str] = ()) -> None:
+def check_new_folder(to: Path, *, over: Sequence[str] = ()) -> None:
     """Check that ``new_folder`` may write a folder, before the work that fills it."""
     target = user_path(to).resolve()
     try:
-        if target.exists() and (not target.is_dir() or {file.name for file in target.iterdir()} - {*over}):
+        found = {file.name for file in target.iterdir()} if target.is_dir() else {""} if target.exists() else set()
+        if found and not {*over[:1]} <= found <= {*over}:
             raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")
+    except OSError as error:
+        raise _unwritable(to, error) from None
+    check_place(to)
+
+
+def check_place(to: Path) -> None:
+    """Check that a file or folder can be made, before the work that fills it."""
+    target = user_path(to).resolve()
+    try:
+        near = next((each for each in target.parents if each.exists()), target)
+        # Permissions alone do not say it, for example in /proc or on a full disk.
+        (trial := near / f"{_ASIDE}{tag()}").mkdir()
+        trial.rmdir()
     except OSError as error:
         raise _unwritable(to, error) from None
 
 
 @contextmanager
-def new_folder(to: Path, *, over: Collection[str] = ()) -> Iterator[Path]:
+def new_folder(to: Path, *, over: Sequence[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder to fill, and move it to ``to`` at the end: a killed process leaves no part of it there.
 
     Args:
         to: a folder that does not exist yet, or is empty.
-        over: names of files that may be in it; they are replaced.
+        over: names of files that may be in it, and are replaced, where the first of them is.
     """
     # The folder that a link leads to, on another disk maybe.
     target = user_path(to).resolve()

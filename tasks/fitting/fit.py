@@ -45,8 +45,8 @@ _ELSEWHERE = frozenset({"name", "data", "heldout", "store", "device", "checkpoin
 #: Media per call of a backbone.
 _STEP = 16
 _CARD = "README.md"
-#: Files of a reward model, not all of which every one has.
-_FILES = frozenset({ABOUT, HEAD, ADAPTERS, _CARD})
+#: Files of a reward model; a folder without the first has none.
+_FILES = (ABOUT, HEAD, ADAPTERS, _CARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

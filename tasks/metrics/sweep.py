@@ -185,13 +185,14 @@ def ranking(config: str, overrides: Sequence[str], varied: Sequence[RunConfig], 
         ConfigError: there is no best to evaluate on ``final``.
     """
     weights, why = varied[0], ""
-    if len({fingerprint(_weights(each)) for each in varied}) > 1:
-        weights = load_config(config, overrides)
     if len({fingerprint(_rewards(each)) for each in varied}) > 1:
         why = "the variants differ in their rewards, and sums of different rewards do not compare"
-    elif _rewards(weights) != _rewards(varied[0]):
-        why = f"the variants weigh their rewards differently, and '{config}', which they vary, has no weights for them"
-    elif len({fingerprint(_evaluated(each)) for each in varied}) > 1:
+    elif len({fingerprint(_weights(each)) for each in varied}) > 1:
+        common = _without_grid(config, overrides)
+        if common is None or _rewards(common) != _rewards(weights):
+            why = f"the variants weigh their rewards differently, and without the grid '{config}' has no such weights"
+        weights = common or weights
+    if not why and len({fingerprint(_evaluated(each)) for each in varied}) > 1:
         why = "the variants are evaluated on different prompts or noise, and means of these do not compare"
     if why and final is not None:
         raise ConfigError(
@@ -199,6 +200,21 @@ def ranking(config: str, overrides: Sequence[str], varied: Sequence[RunConfig], 
             "with 'flowmill stage evaluate --run RUN --name final --set prompts.heldout=FILE'."
         )
     return Ranking(weights=None if why else weights, why_none=why)
+
+
+def _without_grid(config: str, overrides: Sequence[str]) -> RunConfig | None:
+    """Return the config that variants vary; None where it is complete with the grid only."""
+    try:
+        return load_config(config, overrides)
+    except ConfigError:
+        return None
+
+
+def sum_of_rewards(config: RunConfig) -> str:
+    """Return the weighted sum of rewards in words, and a fingerprint: words leave options out and round weights."""
+    words = " + ".join(each.weighted for each in sorted(config.rewards, key=lambda each: each.slot))
+    # MLflow takes short texts only.
+    return f"{words[:1000]} ({fingerprint([_weights(config), _rewards(config)])[:8]})"
 
 
 def _weights(config: RunConfig) -> dict[str, float]:

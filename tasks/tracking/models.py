@@ -35,7 +35,7 @@ class Owner:
     kind: str
     """Kind of training: lora or full."""
     rewards: str
-    """The weighted sum of rewards that held-out rewards are, in words."""
+    """The weighted sum of rewards that held-out rewards are: equal for equal sums only."""
     earlier: frozenset[str] = frozenset()
     """Ids of its MLflow runs before: another store may have a run of its name."""
 

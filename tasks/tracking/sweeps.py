@@ -22,8 +22,8 @@ from flowmill.tasks.tracking.names import mlflow_name
 _SWEEP = "flowmill.sweep"
 #: The table of variants, best first.
 TABLE = "variants.csv"
-#: Seconds to wait for the tracker each time; MLflow itself tries for minutes.
-_PATIENCE_S = 60.0
+#: Seconds to wait for the tracker each time, and for an upload of the report; MLflow itself tries for minutes.
+_PATIENCE_S, _UPLOAD_S = 60.0, 600.0
 
 
 class SweepRun:
@@ -38,7 +38,7 @@ class SweepRun:
             context: the context of one of the sweep's runs; all have the same tracker.
             name: name of the sweep.
             variants: names of all its runs.
-            say: reports a failure of the tracker, after which nothing more is logged.
+            say: reports a failure of the tracker, after which no table and report are logged.
         """
         self.run_id: str | None = None
         """Id of the MLflow run; None without one."""
@@ -47,16 +47,18 @@ class SweepRun:
         # On a shared server another store may have a sweep of this name.
         configs = (RunFolder(context.store, each).config() or {} for each in variants)
         own = {(config.get("tracking") or {}).get("parent") for config in configs}
-        self._try(lambda: self._open(own))
+        self._try(lambda: self._open(own), _PATIENCE_S)
 
     def log(self, outcomes: Sequence[Outcome], report: str | None) -> None:
         """Log the table and the report."""
         texts = {TABLE: _table(outcomes)} | ({} if report is None else {REPORT: report})
-        self._try(lambda: self._log(texts))
+        if self.failure is None:
+            self._try(lambda: self._log(texts), _UPLOAD_S)
 
     def end(self, status: str) -> None:
-        """End the run with a status of MLflow: FINISHED, FAILED or KILLED."""
-        self._try(lambda: self._client.set_terminated(str(self.run_id), status))
+        """End the run, also after a failure, with a status of MLflow: FINISHED, FAILED or KILLED."""
+        if (run_id := self.run_id) is not None:
+            self._try(lambda: self._client.set_terminated(run_id, status), _PATIENCE_S)
 
     def _open(self, own: Collection[str | None]) -> None:
         self._client = open_client(self._context.store.root.uri, self._context.config.tracking.uri)
@@ -68,24 +70,23 @@ class SweepRun:
             return
         if run is None:
             run = self._client.create_run(where, run_name=mlflow_name("run", self._name), tags={_SWEEP: self._name})
-        self._client.update_run(run.info.run_id, status="RUNNING")
         self.run_id = str(run.info.run_id)
+        self._client.update_run(self.run_id, status="RUNNING")
 
     def _log(self, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
             self._client.log_text(str(self.run_id), text, name)
 
-    def _try(self, job: Callable[[], None]) -> None:
-        """Do a job and wait for it, unless one failed before; report its failure."""
-        if self.failure is not None:
-            return
+    def _try(self, job: Callable[[], None], seconds: float) -> None:
+        """Do a job and wait for it; report the first failure."""
+        before = self.failure
         try:
-            in_background(job, "tracking").result(_PATIENCE_S)
+            in_background(job, "tracking").result(seconds)
         except TimeoutError as error:
-            self.failure = first_line(error) or f"no answer within {_PATIENCE_S:g} s"
+            self.failure = first_line(error) or f"no answer within {seconds:g} s"
         except Exception as error:  # noqa: BLE001 - a tracker outage must not stop a sweep; it is reported
             self.failure = f"{type(error).__name__}: {first_line(error)}"
-        if self.failure is not None:
+        if before is None and self.failure is not None:
             uri = tracking_uri(self._context.store.root.uri, self._context.config.tracking.uri)
             self._say(
                 f"MLflow at {uri} failed ({self.failure}). The sweep continues; the same command later logs its parent "

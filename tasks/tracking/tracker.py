@@ -26,12 +26,13 @@ from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import tracked
 from flowmill.tasks.metrics.alerts import TAG, alert_tag
 from flowmill.tasks.metrics.evaluations import finished_evaluations, named_evaluations
+from flowmill.tasks.metrics.sweep import sum_of_rewards
 from flowmill.tasks.metrics.tracked import Content, EvaluationContent
 from flowmill.tasks.runs.chain import Chain
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.staleness import is_complete
 from flowmill.tasks.specs.graph import Node, policy_after
-from flowmill.tasks.tracking.descriptions import datasets, describe, description, experiment, with_link
+from flowmill.tasks.tracking.descriptions import PARENT, datasets, describe, description, experiment, with_link
 from flowmill.tasks.tracking.locations import tracking_uri
 from flowmill.tasks.tracking.logged import metric_of
 from flowmill.tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
@@ -142,8 +143,7 @@ class Tracker:
 
         A run that is 'RUNNING' is not ended.
         """
-        done = status == "FINISHED"
-        text = description(self.context, done=True) if done else None
+        text = description(self.context, done=True) if status == "FINISHED" else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -200,8 +200,7 @@ class Tracker:
         self.experiment_id = experiment(self._client, self.context)
         earlier = self._earlier_run()
         now = {_key(content): content.identity for content in current}
-        logged = {key: identity for key, identity in self._logged.items() if key not in self._unknown}
-        fits = self._readable and all(now.get(key) == identity for key, identity in logged.items())
+        fits = self._readable and all(now.get(key) == self._logged[key] for key in {*self._logged} - self._unknown)
         if earlier is not None and fits:
             self.run_id = earlier
             # The run is complete: leave its MLflow state unchanged, including the end time.
@@ -212,6 +211,9 @@ class Tracker:
             self._client.update_run(str(self.run_id), status="RUNNING")
             describe(self._client, str(self.run_id), self.context, self._orchestrator)
             self._start_monitor()
+        elif self.run_id is not None and (parent := self.context.config.tracking.parent) is not None:
+            # Where an outage ended before the run did, the parent run is younger than it.
+            self._client.set_tag(self.run_id, PARENT, mlflow_text(parent))
         self._started.set()
         # MLflow's tables list metrics in the order of their first logging: evaluations first.
         ordered = sorted(current, key=lambda content: not isinstance(content, EvaluationContent))
@@ -317,16 +319,14 @@ class Tracker:
             run_id=str(self.run_id),
             experiment_id=str(self.experiment_id),
             kind="lora" if self.context.config.model.lora else "full",
-            rewards=mlflow_text(" + ".join(each.weighted for each in self.context.config.rewards)),
+            rewards=sum_of_rewards(self.context.config),
         )
 
     def _end(self, status: str, text: str | None) -> None:
-        if not self._attends:
-            return
-        if text is not None:
+        if self._attends and text is not None:
             note = mlflow_text(with_link(text, self._orchestrator))
             self._client.set_tag(str(self.run_id), "mlflow.note.content", note)
-        if status != "RUNNING":
+        if self._attends and status != "RUNNING":
             self._client.set_terminated(str(self.run_id), status)
 
     def _start_monitor(self) -> None:
@@ -342,8 +342,7 @@ def log_side_evaluations(context: RunContext) -> None:
         return
     own = context.chain.own
     run = context if own is None else RunContext(context.store, own.config, context.run, reporter=context.reporter)
-    tracker = Tracker(run, orchestrator={}, attends=False)
-    tracker.close("FINISHED")
+    Tracker(run, orchestrator={}, attends=False).close("FINISHED")
 
 
 def _key(content: Content) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowmill.configs.errors import ConfigError
-from flowmill.tasks.export.copying import new_folder
+from flowmill.tasks.export.copying import check_new_folder, new_folder
 from tests.conftest import ROOT
 
 #: Writes a part of a folder, and is killed.
@@ -69,7 +69,17 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
-    for target in (tmp_path, tmp_path / "notes"):
-        with pytest.raises(ConfigError, match="exists and is not empty"), new_folder(target, over=["old"]):
+    # The second of the names alone is another's file.
+    for target, over in ((tmp_path, ["old"]), (tmp_path / "notes", ["old"]), (tmp_path, ["old", "notes"])):
+        with pytest.raises(ConfigError, match="exists and is not empty"), new_folder(target, over=over):
             pass
     assert os.listdir(tmp_path) == ["notes"]
+
+
+def test_where_nothing_can_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for target in (tmp_path / "file" / "out", Path("/proc/none/out"), Path("/dev/null/out")):
+        with pytest.raises(ConfigError, match=f"'{target}' cannot be written"):
+            check_new_folder(target)
+    check_new_folder(tmp_path / "a" / "b" / "out")
+    assert os.listdir(tmp_path) == ["file"]

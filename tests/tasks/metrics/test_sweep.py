@@ -37,6 +37,7 @@ from flowmill.tasks.metrics.sweep import (
     ranking,
     read_list,
     selection_note,
+    sum_of_rewards,
     variants,
 )
 from flowmill.tasks.reports.comparison import compare
@@ -115,7 +116,7 @@ def test_the_mlflow_run_of_a_sweep_ends_with_it(
     assert ended == [status]
 
 
-@pytest.mark.parametrize("fails", ["create_run", "log_text", "set_terminated"])
+@pytest.mark.parametrize("fails", ["create_run", "update_run", "log_text", "set_terminated"])
 def test_a_tracker_that_fails_stops_no_sweep(fails: str, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called, parents, said = [], list[str | None](), list[str]()
 
@@ -137,7 +138,8 @@ def test_a_tracker_that_fails_stops_no_sweep(fails: str, config_file: Path, monk
         outcomes, report = sweep._sweep(SweepRequest(config=str(config_file), name="s", grid=["run.seed=1,2"]))
     assert ([each.variant.name for each in outcomes], report) == (["s-seed-1", "s-seed-2"], "report")
     assert parents == [None if fails == "create_run" else "m-1"] * 2
-    assert called[-1] == fails
+    # A parent run is ended although its table was refused.
+    assert called[-1] == ("create_run" if fails == "create_run" else "set_terminated")
     (message,) = said
     assert re.search(r"MLflow at .* failed \(MlflowException: refused\)\. The sweep continues", message)
 
@@ -163,6 +165,12 @@ def test_a_sweep_waits_for_no_silent_tracker(make_config: Make, monkeypatch: pyt
     silent[0].join()
     tracked.end("FINISHED")
     assert (failures, len(said)) == ([], 1)
+    # A report takes longer than an answer.
+    client = SimpleNamespace(log_text=lambda *_: time.sleep(0.1), set_terminated=lambda *_: None)
+    tracked.run_id, tracked.failure, tracked._client = "m-1", None, client  # type: ignore[assignment]
+    tracked.log([], "report")
+    tracked.end("FINISHED")
+    assert tracked.failure is None
 
 
 @pytest.mark.parametrize(
@@ -319,6 +327,21 @@ def test_equal_samples_rank_equally_under_any_weights(make_config: Make, config_
     )
 
 
+def test_sums_are_equal_in_any_order_and_for_the_same_rewards_and_weights_only(config_file: Path) -> None:
+    a, b = "{name: jpeg_compressibility, weight: 0.1}", "{name: jpeg_incompressibility, label: detail}"
+    others = (
+        a.replace("0.1", "0.10000001"),
+        a.replace("weight", "frames: 2, weight"),
+        "{name: jpeg_incompressibility, label: jpeg_compressibility, weight: 0.1}",
+        "{name: jpeg_compressibility, weight: 0.1, options: {quality: 50}}",
+    )
+    lists = (f"{a}, {b}", f"{b}, {a}", *(f"{other}, {b}" for other in others))
+    sums = [sum_of_rewards(load_config(config_file, [f"rewards=[{each}]"])) for each in lists]
+    assert sums[0] == sums[1]
+    assert len({*sums}) == 1 + len(others)
+    assert {each.rpartition(" (")[0] for each in sums} == {"detail + 0.1 x jpeg_compressibility"}
+
+
 def test_weights_that_all_have_rank_them(config_file: Path) -> None:
     lists = ",".join(f"[{{name: jpeg_compressibility, weight: 3, threshold: {value}}}]" for value in (0.1, 0.2))
     (weights,) = {
@@ -356,6 +379,26 @@ def test_what_does_not_compare_has_no_best(
     for refused in (sweep._sweep, command.sweep_command):
         with pytest.raises(ConfigError, match=f"--final .*{why}.* Leave --final out"):
             refused(SweepRequest(config=str(config_file), grid=[grid], overrides=[TWO], final="last.txt"))
+
+
+@pytest.mark.parametrize(("other", "why"), [("weight: 2", "weigh their rewards"), ("label: b", "differ in their rew")])
+def test_a_config_that_the_grid_completes_is_varied(other: str, why: str, config_file: Path) -> None:
+    base = ["rewards=[{name: jpeg_compressibility, weight: W}]"]
+    grid = f"rewards=[jpeg_compressibility],[{{name: jpeg_compressibility, {other}}}]"
+    with pytest.raises(ConfigError, match="weight"):
+        load_config(config_file, base)
+    ranked = ranking(str(config_file), base, varied(config_file, grid), final=None)
+    assert ranked.weights is None
+    assert why in ranked.why_none
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_sweep(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "prepare_environment", lambda threads: pytest.fail("work has begun"))
+    request = SweepRequest(config=str(config_file), grid=["run.seed=1,2"])
+    with pytest.raises(ConfigError, match=r"'/dev/null/a.html' cannot be written"):
+        command.sweep_command(request, out=Path("/dev/null/a.html"))
 
 
 def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
