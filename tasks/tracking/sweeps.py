@@ -20,6 +20,8 @@ from flowmill.tasks.tracking.locations import REPORT, tracking_uri
 from flowmill.tasks.tracking.names import mlflow_name
 
 _SWEEP = "flowmill.sweep"
+#: Series of records of a run: the MLflow run of its sweep.
+_RECORD = "sweep"
 #: The table of variants, best first.
 TABLE = "variants.csv"
 #: Seconds to wait for the tracker each time, and for an upload of the report; MLflow itself tries for minutes.
@@ -47,6 +49,8 @@ class SweepRun:
         # On a shared server another store may have a sweep of this name.
         configs = (RunFolder(context.store, each).config() or {} for each in variants)
         own = {(config.get("tracking") or {}).get("parent") for config in configs}
+        # Configs have the id once their variants begin; a sweep may be killed before.
+        own.add((context.run.newest(_RECORD) or {}).get("mlflow_run_id"))
         self._try(lambda: self._open(own), _PATIENCE_S)
 
     def log(self, outcomes: Sequence[Outcome], report: str | None) -> None:
@@ -71,6 +75,7 @@ class SweepRun:
         if run is None:
             run = self._client.create_run(where, run_name=mlflow_name("run", self._name), tags={_SWEEP: self._name})
         self.run_id = str(run.info.run_id)
+        self._context.run.add(_RECORD, {"mlflow_run_id": self.run_id})
         self._client.update_run(self.run_id, status="RUNNING")
 
     def _log(self, texts: Mapping[str, str]) -> None:

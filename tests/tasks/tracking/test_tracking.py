@@ -362,6 +362,7 @@ def test_runs_and_sweeps_of_another_store_on_a_server_stay_as_they_are(
         (folder := tmp_path / who).mkdir()
         config = small_config(folder, tiny_base, "run.epochs=1", f"tracking.uri={uri}")
         sweeps.append(SweepRun(bind_run(config), "swept", ["small"]).run_id)
+        assert SweepRun(bind_run(config), "swept", ["small"]).run_id == sweeps[-1], "killed before a variant began"
         context = prepare(override_config(config, [f"tracking.parent={sweeps[-1]}"]))
         run_epoch(context, 1)
         evaluate(context, 1)
