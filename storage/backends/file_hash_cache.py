@@ -5,11 +5,10 @@ A changed file of the same size with a reset modification time goes undetected; 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
@@ -20,6 +19,9 @@ from flowmill.storage.backends.checksums import hash_file
 
 #: Within this time a file may change again without a new modification time; hashes of younger files are not cached.
 YOUNG_NS = 2_000_000_000
+
+_Entries = dict[str, list[int | str]]
+_unsaved: dict[Path, _Entries] = {}
 
 
 def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> dict[str, str]:
@@ -48,7 +50,7 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
     return hashes
 
 
-def _load(folder: Path) -> dict[str, list[int | str]]:
+def _load(folder: Path) -> _Entries:
     try:
         data = json.loads(cache_place(folder).read_text())
         return {
@@ -57,17 +59,19 @@ def _load(folder: Path) -> dict[str, list[int | str]]:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # A missing or unreadable cache only costs a pass over the files.
-        return {}
+        return _unsaved.get(folder, {})
 
 
-def _save(folder: Path, entries: Mapping[str, Sequence[int | str]]) -> None:
+def _save(folder: Path, entries: _Entries) -> None:
     place = cache_place(folder)
     temporary = place.with_suffix(f".{os.getpid()}.tmp")
-    # Without a writable home everything works, but slower.
-    with contextlib.suppress(OSError):
+    try:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"folder": str(folder.resolve()), "files": entries}))
         temporary.replace(place)
+    except OSError:
+        # Without a writable home each process reads the files once.
+        _unsaved[folder] = entries
 
 
 def cache_place(folder: Path) -> Path:

@@ -78,6 +78,18 @@ def test_a_damaged_cache_costs_a_look_only(tmp_path: Path, read: list[str]) -> N
     assert read == ["a", "a"]
 
 
+def test_without_a_writable_home_a_process_reads_a_file_once(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_hash_cache, "user_cache", lambda: Path("/dev/null"))
+    write(tmp_path / "a", b"one")
+    first = file_hashes(tmp_path, ["a"])
+    assert file_hashes(tmp_path, ["a"]) == first
+    assert read == ["a"]
+    write(tmp_path / "a", b"uno", age_s=30)
+    assert file_hashes(tmp_path, ["a"]) != first
+
+
 def test_only_a_deep_look_sees_a_change_whose_time_was_set_back(tmp_path: Path) -> None:
     write(tmp_path / "model_index.json", b"one")
     stat = (tmp_path / "model_index.json").stat()
