@@ -176,8 +176,9 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
 def _check_method(name: str, component: Any, needs: Needs) -> None:
     """Refuse a class whose method ``score`` cannot be called as that of ``Reward``."""
     parameters = list(inspect.signature(component.score).parameters.values())
-    # A method takes itself first, which a decorator may hide in *args; a static method and a callable object do not.
-    is_method = inspect.isfunction(inspect.getattr_static(component, "score"))
+    # A method takes itself first, which a decorator may hide in *args; static and class methods and objects do not.
+    attribute = inspect.getattr_static(component, "score")
+    is_method = hasattr(attribute, "__get__") and not isinstance(attribute, staticmethod | classmethod)
     if is_method and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del parameters[0]
     _check_signature(f"{name}.score", parameters, (*ARGUMENTS, "references") if needs.references else ARGUMENTS)

@@ -311,6 +311,7 @@ def test_every_form_that_can_be_called_is_a_reward(name: str) -> None:
         ("near", {}, "'scale' has a default, but is given the references"),
         ("informed", {}, "'info' has a default, but is given the references"),
         ("OfImages", {}, r"OfImages.score' takes \(media, prompts\), but is called with \(media, prompts, metadata\)"),
+        ("Cached", {}, r"Cached.score' takes \(media, prompts\), but is called with \(media, prompts, metadata\)"),
         ("NUMBER", {}, "it must be a class with score or a function, like"),
         ("Constant", {"value": 1}, "has no option 'value'"),
     ],
