@@ -35,7 +35,7 @@ class _Console(Console):
         discard_output(self.file)
 
 
-console = _Console()
+console, stderr = _Console(), _Console(stderr=True)
 _UNLIMITED = 100_000
 #: Spaces between two columns of a table without a frame.
 _GAP = 2

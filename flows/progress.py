@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Self
 
@@ -10,8 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from flowmill.configs.escaping import visible
 from flowmill.configs.human_units import duration
-from flowmill.flows.console import console
-from flowmill.flows.output import write
+from flowmill.flows.console import console, stderr
 from flowmill.tasks.runs.progress import Silent
 
 
@@ -29,7 +27,7 @@ class Messages(Display):
 
     def message(self, text: str) -> None:
         """Print a line."""
-        write(visible(f"{text}\n", keep="\n"), sys.stderr)
+        stderr.print(text)
 
 
 def display(*, quiet: bool, epochs: int) -> Display:
