@@ -14,7 +14,7 @@ from rich.table import Table
 from flowmill.flows.cli.error_reporting import say
 from flowmill.flows.cli.http_server import serve
 from flowmill.flows.cli.options import AsJson, Root, TrustStore
-from flowmill.flows.console import console, print_json, print_table
+from flowmill.flows.console import print_json, print_table
 from flowmill.flows.environment import existing_root
 from flowmill.tasks.ratings.request import TOKEN, RateRequest
 
@@ -44,19 +44,25 @@ def rate_command(
 ) -> None:
     """Serve the page until stopped, and make the answers an artifact then; or print figures, write or read a file."""
     from flowmill.tasks.ratings.exchange import import_answers, write_tasks
-    from flowmill.tasks.ratings.groups import sources_of
     from flowmill.tasks.runs.opening import open_run
 
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     context = open_run(uri, request.run, reads=True, trusted=trust_store)
     request = request.model_copy(update={"question": request.question or context.config.rate.question})
+    if tasks is not None or answers is not None:
+        sources = _sources(request, context, trust_store=trust_store)
+        if answers is not None:
+            stored, present = import_answers(context.run, sources, request, answers)
+            say(f"stored {stored} answers of {answers}; {present} were stored before", quiet=as_json)
+            _commit(request, context, quiet=as_json)
+        if tasks is not None:
+            say(f"wrote {write_tasks(context.run, sources, request, tasks)} tasks to {tasks}", quiet=as_json)
     if export is not None:
         from flowmill.tasks.ratings.export import export_answers
 
         count = export_answers(context.run, request.question, export)
         say(f"wrote {count} rows to {export}", quiet=as_json)
-        return
     if report:
         from flowmill.tasks.ratings.figures import rating_report
 
@@ -65,19 +71,18 @@ def rate_command(
             print_json({"run": request.run, **figures})
         for title, rows in () if as_json else figures.items():
             _print(title.capitalize(), rows)
-        return
+    if not report and tasks is answers is export is None:
+        _serve(request, context, _sources(request, context, trust_store=trust_store))
+
+
+def _sources(request: RateRequest, context: RunContext, *, trust_store: bool) -> Sequence[SampleSource]:
+    from flowmill.tasks.ratings.groups import sources_of
+    from flowmill.tasks.runs.opening import open_run
+
     against = None
     if request.against is not None:
-        against = open_run(uri, request.against, reads=True, trusted=trust_store)
-    sources = sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
-    if tasks is not None:
-        say(f"wrote {write_tasks(context.run, sources, request, tasks)} tasks to {tasks}", quiet=as_json)
-    if answers is not None:
-        stored, present = import_answers(context.run, sources, request, answers)
-        say(f"stored {stored} answers of {answers}; {present} were stored before", quiet=as_json)
-        _commit(request, context)
-    if tasks is None and answers is None:
-        _serve(request, context, sources)
+        against = open_run(context.store.root.uri, request.against, reads=True, trusted=trust_store)
+    return sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
 
 
 def _serve(request: RateRequest, context: RunContext, sources: Sequence[SampleSource]) -> None:
@@ -96,11 +101,11 @@ def _serve(request: RateRequest, context: RunContext, sources: Sequence[SampleSo
         _commit(request, context)
 
 
-def _commit(request: RateRequest, context: RunContext) -> None:
+def _commit(request: RateRequest, context: RunContext, *, quiet: bool = False) -> None:
     from flowmill.tasks.ratings.answers import answers_of, commit_preferences, comparisons_of
 
     if comparisons_of(answers_of(context.run, request.question).values()):
-        console.print(f"answers: {commit_preferences(context.run, request.question)}")
+        say(f"answers: {commit_preferences(context.run, request.question)}", quiet=quiet)
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

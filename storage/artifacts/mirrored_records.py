@@ -46,7 +46,8 @@ def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
         if other is not None and is_whole(other, path):
             root.create(path, other)
         return False
-    return root.create(path, sealed)
+    # Another writer may have completed this one.
+    return root.create(path, sealed) or root.read(path) == sealed
 
 
 def read_with_copies(

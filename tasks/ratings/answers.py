@@ -22,6 +22,7 @@ from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import PREFERENCES, RATINGS, RunFolder
 from flowmill.storage.artifacts.mirrored_records import number_of
 from flowmill.storage.artifacts.records import Artifact, Record
+from flowmill.storage.backends.process_tags import tag
 from flowmill.storage.layout import ArtifactRef
 from flowmill.storage.trajectories import schema
 from flowmill.storage.trajectories.tables import write_rows
@@ -108,17 +109,19 @@ class RatingAnswer(Record):
 def answers_of(run: RunFolder, question: str | None = None) -> dict[int, RatingAnswer]:
     """Return the answers of a run by number, in order, skipped pairs included and withdrawn answers left out.
 
-    If two processes stored answers of one rater to the same pair, the first one counts.
+    Of several answers of one rater to the same pair the last one counts, which was acknowledged last: a server that
+    was killed may leave one that another server then completes. Withdrawing it withdraws all of them.
 
     Args:
         question: the question whose answers are returned; None: answers to all questions.
     """
     records = {number_of(path): _decoded(data, path) for path, data in run.series(RATINGS).items()}
-    withdrawn = {record.withdraws for record in records.values()}
     latest: dict[tuple[str, str, Task, Key], tuple[int, RatingAnswer]] = {}
     for number, record in records.items():
-        if not record.withdraws and number not in withdrawn and question in (None, record.question):
-            latest.setdefault((record.rater, record.question, record.task, record.key), (number, record))
+        about = (record.rater, record.question, record.task, record.key)
+        latest.pop(about, None)
+        if not record.withdraws and question in (None, record.question):
+            latest[about] = (number, record)
     return dict(latest.values())
 
 
@@ -173,8 +176,9 @@ def withdraw_answer(run: RunFolder, number: int) -> None:
 def check_writable(run: RunFolder) -> None:
     """Check that answers can be stored, before a rater gives one."""
     try:
-        with run.store.root.staging():
-            pass
+        root, trial = run.store.root, f"{layout.run(run.name)}/.{tag()}"
+        root.create(trial, b"")
+        root.remove(trial)
     except (StoreError, OSError) as error:
         raise StoreError(
             f"The store '{run.store.root.uri}' is not writable, so no answer of raters to run '{run.name}' could be "

@@ -7,7 +7,7 @@ stars and ranks are numbers by field.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ def import_answers(
     run: RunFolder, sources: Sequence[SampleSource], request: RateRequest, file: Path
 ) -> tuple[int, int]:
     """Store the answers in an export, all or none; return how many are new, and how many were stored before."""
-    session, problems, answers = RatingSession(run, sources, request), list[str](), list[RatingAnswer]()
+    session, problems, new = RatingSession(run, sources, request), list[str](), dict[Hashable, RatingAnswer]()
+    before = {_about(each): each for each in answers_of(run, request.question).values()}
     for place, row in source_rows(str(file), "", "--import", Names()):
         try:
             if isinstance(row, DataError):
@@ -51,19 +52,38 @@ def import_answers(
             found = [session.parsed(AnswerBody.model_validate(body), "") for body in _bodies(row)]
             for answer in found:
                 check_answer(run, answer)
-            answers += found
+                earlier = new.get(_about(answer), before.get(_about(answer), answer))
+                if _opinion(earlier) != _opinion(answer):
+                    raise StoreError(
+                        f"'{answer.rater}' has answered this otherwise before. Undo that answer on the page, or remove "
+                        "the row"
+                    )
+            new |= {_about(answer): answer for answer in found}
         except ValidationError as error:
             problems.append(f"{place}: {first_error(error)}")
         except (AttributeError, CorruptError, KeyError, StoreError, TypeError, ValueError) as error:
             problems.append(f"{place}: {error}")
     if problems:
         raise DataError(f"{listed(problems)}\nNothing is stored. Correct or remove them.")
-    before = {(each.rater, each.task, each.key) for each in answers_of(run, request.question).values()}
-    new = {(each.rater, each.task, each.key): each for each in answers}
-    for name, answer in new.items():
-        if name not in before:
+    for about, answer in new.items():
+        if about not in before:
             append_answer(run, answer)
-    return len(new.keys() - before), len(new.keys() & before)
+    return len(new.keys() - before.keys()), len(new.keys() & before.keys())
+
+
+def _about(answer: RatingAnswer) -> Hashable:
+    """Return who answers what."""
+    return answer.rater, answer.task, answer.key
+
+
+def _opinion(answer: RatingAnswer) -> object:
+    """Return the answer itself, which does not depend on the order of the samples."""
+    if answer.values:
+        return dict(zip(answer.samples, answer.values, strict=True))
+    preferred = answer.preferred
+    if preferred is not None and answer.samples != answer.key:
+        preferred = 1 - preferred
+    return preferred, answer.both_bad
 
 
 def _bodies(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

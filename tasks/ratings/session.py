@@ -245,7 +245,7 @@ class RatingSession:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8-sig").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--guidelines: {quoted(file)} cannot be read: {error}. Name a text file in UTF-8.") from None
 

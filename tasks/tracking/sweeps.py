@@ -47,10 +47,10 @@ class SweepRun:
         self.failure: str | None = None
         self._context, self._name, self._say = context, name, say or context.reporter.message
         # On a shared server another store may have a sweep of this name.
-        configs = (RunFolder(context.store, each).config() or {} for each in variants)
-        own = {(config.get("tracking") or {}).get("parent") for config in configs}
+        runs = [RunFolder(context.store, each) for each in variants]
+        own = {((each.config() or {}).get("tracking") or {}).get("parent") for each in runs}
         # Configs have the id once their variants begin; a sweep may be killed before.
-        own.add((context.run.newest(_RECORD) or {}).get("mlflow_run_id"))
+        own |= {(each.newest(_RECORD) or {}).get("mlflow_run_id") for each in runs}
         self._try(lambda: self._open(own), _PATIENCE_S)
 
     def log(self, outcomes: Sequence[Outcome], report: str | None) -> None:

@@ -157,6 +157,46 @@ def test_a_pair_is_answered_once_unless_it_is_undone(context: RunContext) -> Non
     assert len(context.store.root.list("runs/small/ratings")) == 4
 
 
+def test_of_a_killed_server_the_answer_counts_that_a_rater_gives_again(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = context.store.root
+    with monkeypatch.context() as killed:
+        create = root.create
+
+        def killing(path: str, data: bytes) -> bool:
+            if path == "runs/small/ratings/0001.json":
+                raise KeyboardInterrupt
+            return create(path, data)
+
+        killed.setattr(root, "create", killing)
+        with pytest.raises(KeyboardInterrupt):
+            answers(context, "ann", lambda left, right: 1.0, 1)
+    answers(context, "ann", lambda left, right: 0.0, 1)
+    assert len(root.list("runs/small/ratings")) == 2, "the first is completed"
+    ((number, given),) = answers_of(context.run).items()
+    assert given.preferred == 0.0
+    withdraw_answer(context.run, number)
+    assert answers_of(context.run) == {}
+
+
+def test_an_answer_that_another_server_completes_is_stored_once(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = context.store.root
+    create = root.create
+
+    def completed(path: str, data: bytes) -> bool:
+        created = create(path, data)
+        if path.endswith("copies/0001.json"):
+            assert create("runs/small/ratings/0001.json", data)
+        return created
+
+    monkeypatch.setattr(root, "create", completed)
+    answers(context, "ann", lambda left, right: 1.0, 1)
+    assert len(root.list("runs/small/ratings")) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

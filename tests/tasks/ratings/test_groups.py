@@ -207,7 +207,7 @@ def test_raters_without_names_have_files_of_a_pattern(tmp_path: Path) -> None:
 
 def test_questions_are_apart(context: RunContext, tmp_path: Path) -> None:
     rules = tmp_path / "rules.txt"
-    rules.write_text("Count <b>fingers</b>.\n")
+    rules.write_text("Count <b>fingers</b>.\n", encoding="utf-8-sig")
     usual, own = asking(context), asking(context, question="Which has fewer errors?", guidelines=rules)
     assert usual.get("/api/question").json()["question"] == "Which one is better?"
     told = own.get("/api/question").json()
@@ -381,8 +381,29 @@ def test_answers_of_other_programs_are_imported_all_or_none(context: RunContext,
     again = CliRunner().invoke(app, command).output
     assert f"stored 0 answers of {file}; 3 were stored before" in again
     assert f"answers: {commit_preferences(context.run)}" in again
+    corrected = _argilla(second, better="image_1", note="sharp")
+    for changed, place in ([corrected, *rows], "row 1"), ([rows[2], corrected], "row 2"):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=f"{place}: 'u-1' has answered this otherwise before"):
+            import_answers(context.run, sources, request, file)
     found = [(each.rater, each.preferred, each.note, each.seconds) for each in answers_of(context.run).values()]
     assert found == [("7", 0.0, "blurred", 2.5), ("u-1", 1.0, "sharp", 0.0), ("u-1", 0.5, "", 0.0)]
+
+
+def test_answers_are_imported_before_figures_and_files(context: RunContext, tmp_path: Path) -> None:
+    sources, request = sources_of(context, None, None, evaluation=False, scorer=None), RateRequest(run="small")
+    tasks, file, table = (tmp_path / name for name in ("tasks.json", "export.json", "answers.csv"))
+    write_tasks(context.run, sources, request, tasks)
+    first, *_ = json.loads(tasks.read_text())
+    tasks.unlink()
+    file.write_text(json.dumps([_argilla(first, better="image_0")]))
+    options = ["--import", str(file), "--tasks", str(tasks), "--export", str(table), "--report", "--json"]
+    done = CliRunner().invoke(
+        app, ["rate", "small", *options, "--root", context.store.root.uri], catch_exceptions=False
+    )
+    assert [row["answers"] for row in json.loads(done.output)["raters"]] == [1]
+    assert len(table.read_text().splitlines()) == 2
+    assert tasks.exists()
 
 
 def test_stars_and_ranks_of_other_programs_are_imported(context: RunContext, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -129,7 +130,16 @@ def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
         assert answer.status_code == 409
         assert "is not stored. Say so to the person who serves this page." in answer.json()["detail"]
         assert "--root" not in answer.json()["detail"]
-    with pytest.raises(StoreError, match=r"is not writable, so no answer of raters to run 'small' could be stored\. "):
+    refusal = r"is not writable, so no answer of raters to run 'small' could be stored\. "
+    with pytest.raises(StoreError, match=refusal):
+        asking(context, RateRequest(run="small"))
+    monkeypatch.undo()
+    before = context.store.root.list("runs/small")
+    asking(context, RateRequest(run="small"))
+    assert context.store.root.list("runs/small") == before
+    # As in a bucket whose keys may only read.
+    monkeypatch.setattr(context.store.root, "create", Mock(side_effect=PermissionError))
+    with pytest.raises(StoreError, match=refusal):
         asking(context, RateRequest(run="small"))
 
 
