@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from flowmill.configs.exits import uninterrupted
 from flowmill.configs.schema import RunConfig
 from flowmill.storage.layout import ArtifactRef
 from flowmill.tasks.metrics.evaluations import finished_evaluations
@@ -156,7 +157,8 @@ class RunReader:
 
     @cached_property
     def _states(self) -> States:
-        from flowmill.tasks.reports.trace import States
+        with uninterrupted():
+            from flowmill.tasks.reports.trace import States
 
         return States(open_run(self._context.store.root.uri, self.name, trusted=self._trusted))
 
@@ -204,7 +206,8 @@ class RunReader:
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
         """Return the origin of a sample, its rewards and advantage, and the optimizer updates it entered."""
-        from flowmill.tasks.reports.trace import trace_sample
+        with uninterrupted():
+            from flowmill.tasks.reports.trace import trace_sample
 
         ref = self._samples_ref(epoch)
         return trace_sample(self._context.store, ref, sample, [self._context], trusted=self._trusted)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from flowmill.configs.errors import ConfigError, StoreError
+from flowmill.configs.exits import uninterrupted
 from flowmill.storage.artifacts.records import ShardRecord
 from flowmill.storage.trajectories.base import TrajectoryShard
 from flowmill.storage.trajectories.tables import read_shard
@@ -36,8 +37,9 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
         evaluation: the samples of its evaluation.
         start: number of samples to leave out, of those that this rank and worker would get.
     """
-    import webdataset as wds
-    from webdataset.tariterators import group_by_keys, tar_file_expander
+    with uninterrupted():
+        import webdataset as wds
+        from webdataset.tariterators import group_by_keys, tar_file_expander
 
     if context.config.rollout.store != "webdataset":
         raise ConfigError(
@@ -74,7 +76,8 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
     Args:
         evaluation: the samples of its evaluation.
     """
-    import datasets
+    with uninterrupted():
+        import datasets
 
     samples = SampleRows(context, epoch, evaluation=evaluation)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import signal
@@ -59,6 +60,26 @@ def test_an_interruption_waits_for_the_end_of_imports() -> None:
     with pytest.raises(ValueError, match="no module"), uninterrupted():
         raise ValueError("no module")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interruptible(node: ast.AST) -> Iterator[str]:
+    """Yield the modules that functions import while Ctrl-C may end the import."""
+    for each in ast.iter_child_nodes(node):
+        is_safe = isinstance(each, ast.With) and "uninterrupted" in ast.unparse(each.items[0])
+        is_import = isinstance(each, ast.ImportFrom) and not isinstance(node, ast.Module | ast.If)
+        if is_import and str(each.module).startswith("flowmill."):  # type: ignore[attr-defined]
+            yield str(each.module)  # type: ignore[attr-defined]
+        elif not is_safe:
+            yield from interruptible(each)
+
+
+def test_the_python_api_imports_torch_uninterrupted() -> None:
+    files = [ROOT / "tasks" / "reports" / "streams.py", *(ROOT / "flowmill").glob("*.py")]
+    modules = sorted({name for file in files for name in interruptible(ast.parse(file.read_text()))})
+    assert len(modules) > 5
+    code = f"import importlib, sys\nfor name in {modules}:\n    importlib.import_module(name)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "prefect", "datasets"} & {*done.stdout.split()}
 
 
 class Ending:
