@@ -26,9 +26,12 @@ class Best:
     """Number of evaluations that it was chosen from."""
     figure: str
     """The reward and the prompts, in words."""
+    failed: int = 0
+    """Number of its scores that failed: its mean leaves them out."""
 
     def __str__(self) -> str:
-        return f"{self.figure} {self.reward:.3f}, the highest of {self.count} evaluations"
+        text = f"{self.figure} {self.reward:.3f}, the highest of {self.count} evaluations"
+        return f"{text}; {self.failed} of its scores failed, and its mean leaves them out" if self.failed else text
 
 
 def best_of(config: RunConfig, evaluations: Mapping[int, Figures]) -> Best | None:
@@ -41,7 +44,14 @@ def best_of(config: RunConfig, evaluations: Mapping[int, Figures]) -> Best | Non
     epoch = max(rewards, key=lambda each: rewards[each])
     name = " + ".join(each.weighted for each in config.rewards)
     prompts = "held-out prompts" if split == "heldout" else "train prompts"
-    return Best(epoch=epoch, reward=rewards[epoch], count=len(rewards), figure=f"mean {name} on {prompts}")
+    chosen = evaluations[epoch][str(split)]
+    return Best(
+        epoch=epoch,
+        reward=rewards[epoch],
+        count=len(rewards),
+        figure=f"mean {name} on {prompts}",
+        failed=sum(int(chosen.get(each.slot, {}).get("failed", 0)) for each in config.rewards),
+    )
 
 
 def best_epoch(context: RunContext) -> Best:

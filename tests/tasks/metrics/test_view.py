@@ -128,6 +128,9 @@ def test_the_best_is_the_earliest_of_the_highest_on_held_out_prompts(make_config
     assert best is not None
     assert (best.epoch, best.reward, best.count) == (2, 0.5, 4)
     assert str(best) == "mean a on held-out prompts 0.500, the highest of 4 evaluations"
+    heldout[2]["heldout"]["a"]["failed"] = 3
+    best = best_of(config, heldout)
+    assert str(best).endswith("of 4 evaluations; 3 of its scores failed, and its mean leaves them out")
     alone = best_of(config, {0: scores(None, 0.1), 2: scores(None, 0.3)})
     assert alone is not None
     assert (alone.epoch, alone.figure) == (2, "mean a on train prompts")
