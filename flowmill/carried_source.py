@@ -23,6 +23,7 @@ from flowmill.source_names import FUTURE, global_names, in_order, inherited_name
 
 #: Most characters of a constant.
 _MOST = 1 << 16
+_READERS_OF_TYPES = ("pydantic", "TypeAdapter", "get_type_hints")
 _Typed: TypeAlias = Callable[[Any], bool]
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -78,8 +79,11 @@ def module_name(thing: Any) -> str:
 
     Types of options and submodules do not count: they change no work, and sources of earlier versions had none.
     """
-    # Models of pydantic work by their types. Other lines keep their order, which would depend on types.
-    lines = _lines(thing, lambda each: False) | _lines(thing, lambda each: hasattr(each, "__pydantic_complete__"))
+    lines = _lines(thing, lambda each: False)
+    # Work with pydantic and such functions depends on types of all its classes. Other lines keep their order.
+    reads_types = any(word in line for line in lines.values() for word in _READERS_OF_TYPES)
+    classes = _lines(thing, lambda each: reads_types and inspect.isclass(each) and each is not thing)
+    lines |= classes | _lines(thing, lambda each: hasattr(each, "__pydantic_complete__"))
     return f"{thing.__name__}_{hash_text(_joined(in_order(lines)))}"
 
 

@@ -34,8 +34,8 @@ def sweep_command(
 ) -> None:
     """Run a sweep, print its table, and write its report."""
     say(f"reading {request.config}", quiet=quiet)
-    from flowmill.tasks.export.copying import check_place
     from flowmill.tasks.metrics.sweep import over_seeds, ranking, read_list, selection_note
+    from flowmill.tasks.reports.report import check_report, save_report
 
     settings = [*request.overrides, *as_overrides(request.root, None)]
     lines = [] if listed is None else read_list(listed)
@@ -44,7 +44,7 @@ def sweep_command(
     config = configs[-1]
     # Before heavy imports.
     ranked = ranking(request.config, request.overrides, configs, final=request.final)
-    check_place(file := out or Path(f"{request.name}-report.html"))
+    check_report(file := out or Path(f"{request.name}-report.html"))
     prepare_environment(config.execution.threads)
     from flowmill.flows.progress import display
     from flowmill.flows.server import local_api
@@ -63,8 +63,6 @@ def sweep_command(
     if note:
         console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
     if report is not None:
-        from flowmill.tasks.reports.report import save_report
-
         say_report(save_report(report, file))
 
 

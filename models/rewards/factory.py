@@ -175,10 +175,15 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
 
 def _check_method(name: str, component: Any, needs: Needs) -> None:
     """Refuse a class whose method ``score`` cannot be called as that of ``Reward``."""
-    parameters = list(inspect.signature(component.score).parameters.values())
+    try:
+        parameters = list(inspect.signature(component.score).parameters.values())
+    except (TypeError, ValueError):
+        # An object that does not show its parameters, such as that of a decorator.
+        return
     # A method takes itself first, which a decorator may hide in *args; static and class methods and objects do not.
     attribute = inspect.getattr_static(component, "score")
-    is_method = hasattr(attribute, "__get__") and not isinstance(attribute, staticmethod | classmethod)
+    is_wrapped = hasattr(attribute, "__wrapped__") and not isinstance(attribute, staticmethod | classmethod)
+    is_method = inspect.isfunction(attribute) or is_wrapped
     if is_method and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del parameters[0]
     _check_signature(f"{name}.score", parameters, (*ARGUMENTS, "references") if needs.references else ARGUMENTS)

@@ -51,6 +51,8 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
 
 
 def _load(folder: Path) -> _Entries:
+    if folder in _unsaved:
+        return _unsaved[folder]
     try:
         data = json.loads(cache_place(folder).read_text())
         return {
@@ -59,7 +61,7 @@ def _load(folder: Path) -> _Entries:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # A missing or unreadable cache only costs a pass over the files.
-        return _unsaved.get(folder, {})
+        return {}
 
 
 def _save(folder: Path, entries: _Entries) -> None:
@@ -69,6 +71,7 @@ def _save(folder: Path, entries: _Entries) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"folder": str(folder.resolve()), "files": entries}))
         temporary.replace(place)
+        _unsaved.pop(folder, None)
     except OSError:
         # Without a writable home each process reads the files once.
         _unsaved[folder] = entries

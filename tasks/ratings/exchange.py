@@ -55,10 +55,10 @@ def import_answers(
                 earlier = new.get(_about(answer), before.get(_about(answer), answer))
                 if _opinion(earlier) != _opinion(answer):
                     raise StoreError(
-                        f"'{answer.rater}' has answered this otherwise before. Undo that answer on the page, or remove "
-                        "the row"
+                        f"'{answer.rater}' has answered this otherwise before, in this file or on the page. Remove "
+                        "the row, or undo the answer on the page"
                     )
-            new |= {_about(answer): answer for answer in found}
+                new[_about(answer)] = answer
         except ValidationError as error:
             problems.append(f"{place}: {first_error(error)}")
         except (AttributeError, CorruptError, KeyError, StoreError, TypeError, ValueError) as error:

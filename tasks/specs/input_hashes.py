@@ -111,7 +111,8 @@ class InputContents:
         Raises:
             ConfigError: one has other contents now, or on this machine.
         """
-        self._check(reward_places(section))
+        # Servers read files of their own.
+        self._check(reward_places(section) if section.server is None else ())
 
     def check_algorithm(self) -> None:
         """Check the same of the models that the algorithm is about to read."""
@@ -121,7 +122,8 @@ class InputContents:
         named = config_places(self._config)
         for place in places:
             known = {self.by_setting.get(setting, {}).get(place.path) for setting in named if place in named[setting]}
-            now = content_of(place, self._metadata)
+            # Files that prompts name are read when their samples are scored.
+            now = None if place.column is not None else content_of(place, tuple)
             if now is not None and known - {None, now.digest}:
                 raise is_changed(str(place))
 

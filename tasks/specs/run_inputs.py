@@ -116,11 +116,11 @@ class RunInputs:
 
     @property
     def model_identities(self) -> dict[str, dict[str, Any]]:
-        """Identities of the models that the config names by a path or hub id, by attribute."""
+        """Identities of the models in local folders that the config names, by attribute."""
         config = self.config
         paths = {"model_identity": config.model.path, "critic_identity": config.critic.path}
         paths["renderer_identity"] = None if config.render is None else config.render.model.path
-        return {name: getattr(self, name) for name, path in paths.items() if path is not None}
+        return {name: getattr(self, name) for name, path in paths.items() if path is not None and Path(path).is_dir()}
 
     def adopt_models(self, identities: Mapping[str, dict[str, Any]]) -> None:
         """Use the ``model_identities`` of the run's own process, rather than look again."""
@@ -137,13 +137,13 @@ class RunInputs:
         """
         if section.path is not None and not section.single_files and Path(section.path).is_dir():
             setting, seen = "render.model" if slot else "model", self.renderer_identity if slot else self.model_identity
-            if model_identity(section.path, section.revision) != seen:
+            if _differ(model_identity(section.path, section.revision), seen):
                 raise is_changed(f"{setting}.path: the folder '{section.path}'")
 
     def check_critic(self) -> None:
         """Check the same of the model that the critic starts from."""
         path = self.config.critic.path
-        if path is not None and model_identity(str(critic_folder(path)), None) != self.critic_identity:
+        if path is not None and _differ(model_identity(str(critic_folder(path)), None), self.critic_identity):
             raise is_changed(f"critic.path: the folder '{path}'")
 
     def single_file_identity(self, section: ModelSection, slot: str) -> dict[str, str]:
@@ -199,3 +199,8 @@ class RunInputs:
 def critic_identity(facts: RunInputs) -> dict[str, Any]:
     """Return the identity of the critic's initial model as an option; empty where that is the base model."""
     return {} if facts.config.critic.path is None else {_CRITIC: facts.critic_identity}
+
+
+def _differ(now: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+    """Return whether two models differ; a snapshot of a hub and a copy of its files have other identities."""
+    return now.keys() == seen.keys() and now != seen

@@ -289,7 +289,7 @@ def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
     assert not works_on_accelerator(RewardSection(name="tests.support.rewards:brightness"))
 
 
-@pytest.mark.parametrize("name", ["may_read", "Measured", "Called"])
+@pytest.mark.parametrize("name", ["may_read", "Measured", "Called", "Timed", "BoundAtOnce"])
 def test_every_form_that_can_be_called_is_a_reward(name: str) -> None:
     check_reward(f"tests.support.rewards:{name}", {})
     made = make_reward(f"tests.support.rewards:{name}", {})

@@ -457,9 +457,26 @@ def test_types_and_submodules_do_not_change_the_name_of_a_module(
     [
         ("def reward(media, prompts, metadata, mode: Mode = 'a'):\n    return [1.0]", False),
         ("class Row(BaseModel):\n    mode: Mode\ndef reward(media, prompts):\n    return [Row(mode='a').mode]", True),
+        (
+            "@dataclass\nclass Part:\n    mode: Mode\nclass Row(BaseModel):\n    part: Part\n"
+            "def reward(media, prompts):\n    return [Row(part={'mode': 'a'}).part]",
+            True,
+        ),
+        (
+            "@dataclass\nclass Part:\n    mode: Mode\ndef reward(media, prompts):\n    return [TypeAdapter(Part)]",
+            True,
+        ),
+        ("@dataclass\nclass Part:\n    mode: Mode\ndef reward(media, prompts):\n    return [Part('a').mode]", False),
         ("class Row:\n    size = size\ndef reward(media, prompts):\n    return [Row.size]", True),
     ],
-    ids=["a type of an option", "a type of a model", "an attribute of the name of what it holds"],
+    ids=[
+        "a type of an option",
+        "a type of a model",
+        "of a part of a model",
+        "of what is converted",
+        "of a part",
+        "an attribute of the name of what it holds",
+    ],
 )
 def test_the_name_of_a_module_counts_what_its_work_depends_on(
     text: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -467,7 +484,8 @@ def test_the_name_of_a_module_counts_what_its_work_depends_on(
     names = set()
     for size in (1, 2):
         own = (
-            f"from typing import Literal\nfrom pydantic import BaseModel\nMode = Literal['a', {size}]\nsize = {size}\n"
+            "from dataclasses import dataclass\nfrom typing import Literal\n"
+            f"from pydantic import BaseModel, TypeAdapter\nMode = Literal['a', {size}]\nsize = {size}\n"
         )
         names.add(module_name(script(own + text, tmp_path, monkeypatch)["reward"]))
         linecache.clearcache()

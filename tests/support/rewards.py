@@ -173,6 +173,42 @@ class Measured:
         return [1.0] * len(media)
 
 
+class _Shown:
+    """A decorator as a class, whose object hides the parameters."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else partial(self.function, owner)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+class _Bound(_Shown):
+    """One that binds at once."""
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return partial(self.function, owner)
+
+
+class Timed:
+    """Its method is behind such a decorator."""
+
+    @_Shown
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Any) -> list[float]:
+        return [1.0] * len(media)
+
+
+class BoundAtOnce:
+    """Its method is behind the other."""
+
+    @_Bound
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Any) -> list[float]:
+        return [1.0] * len(media)
+
+
 class Called:
     """Its method is an object, which takes no ``self``."""
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,13 +82,20 @@ def test_a_damaged_cache_costs_a_look_only(tmp_path: Path, read: list[str]) -> N
 def test_without_a_writable_home_a_process_reads_a_file_once(
     tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_hash_cache, "user_cache", lambda: Path("/dev/null"))
-    write(tmp_path / "a", b"one")
+    write(tmp_path / "a", b"old")
+    file_hashes(tmp_path, ["a"])
+    read.clear()
+    # With an entry of before.
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=PermissionError))
+    write(tmp_path / "a", b"one", age_s=50)
     first = file_hashes(tmp_path, ["a"])
     assert file_hashes(tmp_path, ["a"]) == first
     assert read == ["a"]
     write(tmp_path / "a", b"uno", age_s=30)
     assert file_hashes(tmp_path, ["a"]) != first
+    monkeypatch.undo()
+    write(tmp_path / "a", b"ein", age_s=20)
+    assert file_hashes(tmp_path, ["a"])["a"] == file_hash_cache._load(tmp_path)["a"][2], "it is stored again"
 
 
 def test_only_a_deep_look_sees_a_change_whose_time_was_set_back(tmp_path: Path) -> None:

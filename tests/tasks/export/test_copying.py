@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flowmill.configs.errors import ConfigError
+from flowmill.configs.errors import ConfigError, StoreError
 from flowmill.tasks.export.copying import check_new_folder, new_folder
+from flowmill.tasks.reports.report import check_report
 from tests.conftest import ROOT
 
 #: Writes a part of a folder, and is killed.
@@ -83,3 +84,17 @@ def test_where_nothing_can_be_made_is_refused_before_the_work(tmp_path: Path) ->
             check_new_folder(target)
     check_new_folder(tmp_path / "a" / "b" / "out")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_report_is_refused_before_the_work_where_it_cannot_be_written(tmp_path: Path) -> None:
+    for file in (tmp_path, Path("/proc/version")):
+        with pytest.raises(StoreError, match=f"cannot be written to '{file}'"):
+            check_report(file)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_report(Path("/proc/none.html"))
+    check_report(Path("/dev/null"))
+    (tmp_path / "old.html").write_text("old")
+    check_report(tmp_path / "old.html")
+    check_report(tmp_path / "new" / "report.html")
+    assert (tmp_path / "old.html").read_text() == "old"
+    assert os.listdir(tmp_path) == ["old.html"]

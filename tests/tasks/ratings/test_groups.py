@@ -382,9 +382,12 @@ def test_answers_of_other_programs_are_imported_all_or_none(context: RunContext,
     assert f"stored 0 answers of {file}; 3 were stored before" in again
     assert f"answers: {commit_preferences(context.run)}" in again
     corrected = _argilla(second, better="image_1", note="sharp")
-    for changed, place in ([corrected, *rows], "row 1"), ([rows[2], corrected], "row 2"):
+    twice = _label_studio(third, 9, {"x": {"choices": ["left"]}})
+    twice["annotations"] += _label_studio(third, 9, {"x": {"choices": ["right"]}})["annotations"]
+    cases = (([corrected, *rows], "row 1: 'u-1'"), ([rows[2], corrected], "row 2: 'u-1'"), ([twice], "row 1: '7'"))
+    for changed, place in cases:
         file.write_text(json.dumps(changed))
-        with pytest.raises(DataError, match=f"{place}: 'u-1' has answered this otherwise before"):
+        with pytest.raises(DataError, match=f"{place} has answered this otherwise before"):
             import_answers(context.run, sources, request, file)
     found = [(each.rater, each.preferred, each.note, each.seconds) for each in answers_of(context.run).values()]
     assert found == [("7", 0.0, "blurred", 2.5), ("u-1", 1.0, "sharp", 0.0), ("u-1", 0.5, "", 0.0)]

@@ -137,6 +137,9 @@ def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
     before = context.store.root.list("runs/small")
     asking(context, RateRequest(run="small"))
     assert context.store.root.list("runs/small") == before
+    with monkeypatch.context() as kept:
+        kept.setattr(context.store.root, "remove", Mock(side_effect=PermissionError))
+        asking(context, RateRequest(run="small"))
     # As in a bucket whose keys may only read.
     monkeypatch.setattr(context.store.root, "create", Mock(side_effect=PermissionError))
     with pytest.raises(StoreError, match=refusal):

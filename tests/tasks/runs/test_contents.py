@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import save_file
 
 from flowmill.configs import introspection
@@ -205,6 +206,35 @@ def test_a_model_replaced_after_a_run_has_looked_at_it_is_not_read(
             read(session)
     assert JobSpec.parse(job).is_of(context)
     assert not JobSpec.parse(job).is_of(RunContext(context.store, context.config, context.run))
+
+
+def test_a_snapshot_of_a_hub_and_a_copy_of_its_files_are_one_model(make_config: Make, tmp_path: Path) -> None:
+    repository = tmp_path / "models--o--n"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "1").write_text("{}")
+    (snapshot / "model_index.json").symlink_to("../../blobs/1")
+    context = begin_run(make_config(f"model.path='{snapshot}'"))
+    other = RunContext(context.store, context.config, context.run)
+    other.adopt_models(context.model_identities)
+    (snapshot / "model_index.json").unlink()
+    shutil.copy(repository / "blobs" / "1", snapshot / "model_index.json")
+    other.check_model(context.config.model, "")
+
+
+def test_images_of_prompts_that_are_added_change_no_run(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("one.png", "two.png"):
+        Image.new("RGB", (32, 16)).save(tmp_path / "images" / name)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a", "like": "one.png"}\n')
+    options = f"{{folder: '{tmp_path / 'images'}', column: like, by: ssim}}"
+    config = make_config(f"rewards=[{{name: image_similarity, options: {options}}}]", f"prompts={{train: '{prompts}'}}")
+    context = begin_run(config)
+    job = JobSpec.of(stage_run(context, "base", 0)).encoded()
+    prompts.write_text(prompts.read_text() + '{"prompt": "b", "like": "two.png"}\n')
+    JobSession(Silent).of(JobSpec.parse(job)).host.rewards.of(config.rewards[0])
 
 
 def test_two_runs_say_what_held_something_else(scored: RunConfig, tmp_path: Path) -> None:
