@@ -51,7 +51,16 @@ def preset_comment(name: str) -> str:
 
 
 def config_file(requested: str | Path, folder: Path = Path()) -> Path:
-    """Return the named file if it exists below a folder, else the preset of that name, else the named file."""
+    """Return the named file if it exists below a folder, else the preset of that name, else the named file.
+
+    Raises:
+        ConfigError: ``requested`` is no name, such as the mapping of a config.
+    """
+    if not isinstance(requested, str | Path):
+        raise ConfigError(
+            f"config: a {type(requested).__name__} is neither the name of a preset, nor a file, nor a config. Give the "
+            "sections of a mapping as arguments: flowmill.train(**sections)."
+        )
     name, path = Path(requested), folder / requested
     if (path.is_dir() or not path.exists()) and name.name == str(requested) and name.stem in presets():
         return _FOLDER / f"{name.stem}.yaml"

@@ -56,7 +56,7 @@ def train(
     if model is not None:
         data["model"] = {"path": str(model)} if isinstance(model, str | Path) else _plain(model)
     if prompts is not None:
-        plain = _plain(_listed(prompts))
+        plain = _plain(_as_list(prompts))
         data["prompts"] = plain if isinstance(plain, dict) else {"train": plain}
     if algorithm is not None:
         data["optimize"] = {**_section(data, "optimize"), "algorithm": _plain(algorithm)}
@@ -96,7 +96,6 @@ def start(
     from flowmill.flows.environment import as_overrides, prepare_environment
 
     changes = [*overrides, *as_overrides(root, name)]
-    _check_config(config)
     if isinstance(config, RunConfig):
         data, default_name, folder = _base(config)
         ready = make_config(data, changes, where="the config", name=default_name, folder=folder).like(config)
@@ -141,7 +140,6 @@ def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, P
     from flowmill.configs.load import read_config
     from flowmill.configs.presets import config_file
 
-    _check_config(config)
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else "notebook"
     if isinstance(config, RunConfig):
@@ -152,15 +150,7 @@ def _base(config: str | Path | RunConfig | None) -> tuple[dict[str, Any], str, P
     return {}, name, Path()
 
 
-def _check_config(config: object) -> None:
-    if not isinstance(config, str | Path | RunConfig | None):
-        raise ConfigError(
-            f"config: a {type(config).__name__} is neither the name of a preset, nor a file, nor a config. Give the "
-            "sections of a mapping as arguments: flowmill.train(**sections)."
-        )
-
-
-def _listed(prompts: object) -> object:
+def _as_list(prompts: object) -> object:
     """Return texts in any other collection as a list; their order is part of the run."""
     if isinstance(prompts, set | frozenset):
         raise ConfigError("prompts: a set has another order in each process. Give a list, such as sorted(prompts).")

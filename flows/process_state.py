@@ -15,7 +15,7 @@ from flowmill.configs.escaping import visible
 from flowmill.configs.schema import RunConfig
 from flowmill.flows.chained import resolved_config
 from flowmill.flows.requests import PipelineRequest
-from flowmill.tasks.execution.jobs import JobSession, JobSpec, is_other_version, own_code, settings_of
+from flowmill.tasks.execution.jobs import JobSession, JobSpec, own_code, settings_of, version_error
 from flowmill.tasks.execution.session import Session
 from flowmill.tasks.inputs.store_trust import remember
 from flowmill.tasks.runs.context import RunContext
@@ -135,6 +135,6 @@ def session_of(job: JobSpec) -> Iterator[Session]:
         yield session
         return
     if job.code != own_code():
-        raise is_other_version(job.run)
+        raise version_error(job.run)
     with _visiting:
         yield _visited.of(job)

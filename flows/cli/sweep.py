@@ -40,7 +40,7 @@ def sweep_command(
     settings = [*request.overrides, *as_overrides(request.root, None)]
     lines = [] if listed is None else read_list(listed)
     request = request.model_copy(update={"listed": lines, "overrides": settings})
-    configs = _checked(request)
+    configs = _variant_configs(request)
     config = configs[-1]
     # Before heavy imports.
     ranked = ranking(request.config, request.overrides, configs, final=request.final)
@@ -66,7 +66,7 @@ def sweep_command(
         say_report(save_report(report, file))
 
 
-def _checked(request: SweepRequest) -> list[RunConfig]:
+def _variant_configs(request: SweepRequest) -> list[RunConfig]:
     """Return the configs of all variants after checks of their names and runs."""
     from flowmill.configs.load import load_config
     from flowmill.storage.artifacts.commit import ArtifactStore

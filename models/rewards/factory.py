@@ -77,14 +77,14 @@ class RewardCache:
     def of(self, section: RewardSection) -> Reward:
         """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
         it cannot be created."""
-        given, section = section, self.locate(section)
+        located = self.locate(section)
         url = None if section.server is None else section.server.url
         place = [section.device, url]
-        key = canonical_json({"name": section.name, "options": section.options, "at": place})
+        key = canonical_json({"name": section.name, "options": located.options, "at": place})
         with self._lock:
             if key not in self._rewards:
-                self.check(given)
-                self._rewards[key] = _make(section)
+                self.check(section)
+                self._rewards[key] = _make(located)
                 self._placed[id(self._rewards[key])] = Placed(self._rewards[key])
             return self._rewards[key]
 

@@ -38,7 +38,7 @@ def own_code() -> str:
     return fingerprint([[str(path.relative_to(folder)), hash_file(path)] for path in files])
 
 
-def is_other_version(run: str) -> WorkerError:
+def version_error(run: str) -> WorkerError:
     """Return the error of a job of a run whose process has other code than this one."""
     return WorkerError(
         f"A worker on {platform.node()} runs another version of flowmill than run '{run}'. Install the same one on "
@@ -69,7 +69,7 @@ class JobSpec:
     contents: dict[str, dict[str, str]]
     """Digests of the files that components name, by setting and path: a worker may hold models of earlier ones."""
     models: dict[str, dict[str, Any]]
-    """Identities of the models that the config names, see ``RunInputs.model_identities``."""
+    """Identities of the models in local folders, see ``RunInputs.model_identities``."""
     number: int = 0
     """Number of earlier jobs of the ranks."""
 
@@ -98,7 +98,7 @@ class JobSpec:
         """Parse the text of ``encoded``; WorkerError if a version with other fields wrote it."""
         data = json.loads(encoded)
         if data.keys() != {field.name for field in fields(cls)}:
-            raise is_other_version(str(data.get("run")))
+            raise version_error(str(data.get("run")))
         return cls(**{**data, "node": tuple(data["node"]), "inputs": tuple(data["inputs"])})
 
     def encoded(self) -> str:

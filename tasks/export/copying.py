@@ -46,8 +46,8 @@ def check_new_folder(to: Path, *, over: Sequence[str] = ()) -> None:
     """Check that ``new_folder`` may write a folder, before the work that fills it."""
     target = user_path(to).resolve()
     try:
-        found = {file.name for file in target.iterdir()} if target.is_dir() else {""} if target.exists() else set()
-        if found and not {*over[:1]} <= found <= {*over}:
+        names = {file.name for file in target.iterdir()} if target.is_dir() else {""} if target.exists() else set()
+        if names and not {*over[:1]} <= names <= {*over}:
             raise ConfigError(f"'{to}' exists and is not empty. Name a folder that does not exist yet.")
     except OSError as error:
         raise _unwritable(to, error) from None

@@ -79,6 +79,11 @@ class RatingAnswer(Record):
         return tuple(sorted(self.samples))
 
     @property
+    def subject(self) -> tuple[str, str, Task, Key]:
+        """Rater, question, task and samples, of which one answer counts."""
+        return self.rater, self.question, self.task, self.key
+
+    @property
     def skipped(self) -> bool:
         """Whether the rater gave no opinion."""
         return self.preferred is None and not self.values
@@ -119,10 +124,9 @@ def answers_of(run: RunFolder, question: str | None = None) -> dict[int, RatingA
     records = {number_of(path): _decoded(data, path) for path, data in run.series(RATINGS).items()}
     latest: dict[tuple[str, str, Task, Key], tuple[int, RatingAnswer]] = {}
     for number, record in records.items():
-        about = (record.rater, record.question, record.task, record.key)
-        latest.pop(about, None)
+        latest.pop(record.subject, None)
         if not record.withdraws and question in (None, record.question):
-            latest[about] = (number, record)
+            latest[record.subject] = (number, record)
     return dict(latest.values())
 
 
@@ -135,8 +139,7 @@ def _decoded(data: bytes, path: str) -> RatingAnswer:
 def append_answer(run: RunFolder, answer: RatingAnswer) -> None:
     """Store an answer durably: it is synced to disk before this returns."""
     check_answer(run, answer)
-    same = (answer.rater, answer.task, answer.key)
-    if same in ((each.rater, each.task, each.key) for each in answers_of(run, answer.question).values()):
+    if answer.subject in (each.subject for each in answers_of(run, answer.question).values()):
         raise StoreError(
             f"'{answer.rater}' has answered this pair already. An answer is changed by undoing it and answering again."
         )

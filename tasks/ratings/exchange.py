@@ -43,7 +43,7 @@ def import_answers(
 ) -> tuple[int, int]:
     """Store the answers in an export, all or none; return how many are new, and how many were stored before."""
     session, problems, new = RatingSession(run, sources, request), list[str](), dict[Hashable, RatingAnswer]()
-    before = {_about(each): each for each in answers_of(run, request.question).values()}
+    before = {each.subject: each for each in answers_of(run, request.question).values()}
     for place, row in source_rows(str(file), "", "--import", Names()):
         try:
             if isinstance(row, DataError):
@@ -52,28 +52,23 @@ def import_answers(
             found = [session.parsed(AnswerBody.model_validate(body), "") for body in _bodies(row)]
             for answer in found:
                 check_answer(run, answer)
-                earlier = new.get(_about(answer), before.get(_about(answer), answer))
+                earlier = new.get(answer.subject, before.get(answer.subject, answer))
                 if _opinion(earlier) != _opinion(answer):
                     raise StoreError(
                         f"'{answer.rater}' has answered this otherwise before, in this file or on the page. Remove "
                         "the row, or undo the answer on the page"
                     )
-                new[_about(answer)] = answer
+                new[answer.subject] = answer
         except ValidationError as error:
             problems.append(f"{place}: {first_error(error)}")
         except (AttributeError, CorruptError, KeyError, StoreError, TypeError, ValueError) as error:
             problems.append(f"{place}: {error}")
     if problems:
         raise DataError(f"{listed(problems)}\nNothing is stored. Correct or remove them.")
-    for about, answer in new.items():
-        if about not in before:
+    for subject, answer in new.items():
+        if subject not in before:
             append_answer(run, answer)
     return len(new.keys() - before.keys()), len(new.keys() & before.keys())
-
-
-def _about(answer: RatingAnswer) -> Hashable:
-    """Return who answers what."""
-    return answer.rater, answer.task, answer.key
 
 
 def _opinion(answer: RatingAnswer) -> object:

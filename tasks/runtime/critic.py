@@ -62,8 +62,6 @@ def fresh_critic(context: RunContext, device: torch.device, sharding: Sharding |
     config, section, family = context.config, context.config.critic, context.plan.family
     dtype = getattr(torch, section.dtype or config.model.dtype)
     settings = family.settings_for(config, dtype=dtype, device=device, empty=False)
-    if section.path is None:
-        context.check_model(config.model, "")
     context.check_critic()
     folder = context.base_folder if section.path is None else critic_folder(section.path)
     critic: Trainable = family.load_critic(

@@ -125,7 +125,7 @@ class InputContents:
             # Files that prompts name are read when their samples are scored.
             now = None if place.column is not None else content_of(place, tuple)
             if now is not None and known - {None, now.digest}:
-                raise is_changed(str(place))
+                raise contents_error(str(place))
 
     def _look(self, places: Sequence[OptionPath]) -> tuple[dict[str, PathContent], list[str]]:
         """Return the present files by path, and the paths of files that may have existed."""
@@ -173,7 +173,7 @@ class InputContents:
         return all(each.changed_ns <= began_ns for each in here)
 
 
-def is_changed(source: str) -> ConfigError:
+def contents_error(source: str) -> ConfigError:
     """Return the error of a file or folder that differs from the one that the run's artifacts name."""
     return ConfigError(
         f"{source} has other contents than the run was started with, and its results would be recorded as those of the "

@@ -27,7 +27,7 @@ from flowmill.tasks.inputs.weight_sources import (
     single_file_identity,
 )
 from flowmill.tasks.specs.graph import RENDERER
-from flowmill.tasks.specs.input_hashes import InputContents, is_changed
+from flowmill.tasks.specs.input_hashes import InputContents, contents_error
 from flowmill.tasks.specs.plan import RunPlan
 
 #: Key of the critic's initial model in options of stages, where that is not the base model.
@@ -138,13 +138,15 @@ class RunInputs:
         if section.path is not None and not section.single_files and Path(section.path).is_dir():
             setting, seen = "render.model" if slot else "model", self.renderer_identity if slot else self.model_identity
             if _differ(model_identity(section.path, section.revision), seen):
-                raise is_changed(f"{setting}.path: the folder '{section.path}'")
+                raise contents_error(f"{setting}.path: the folder '{section.path}'")
 
     def check_critic(self) -> None:
-        """Check the same of the model that the critic starts from."""
+        """Check the same of the model that the critic starts from: its own, else the base model."""
         path = self.config.critic.path
-        if path is not None and _differ(model_identity(str(critic_folder(path)), None), self.critic_identity):
-            raise is_changed(f"critic.path: the folder '{path}'")
+        if path is None:
+            self.check_model(self.config.model, "")
+        elif _differ(model_identity(str(critic_folder(path)), None), self.critic_identity):
+            raise contents_error(f"critic.path: the folder '{path}'")
 
     def single_file_identity(self, section: ModelSection, slot: str) -> dict[str, str]:
         """Return the identity of single files; as recorded if one is gone.
