@@ -127,9 +127,7 @@ def _train(due: Sequence[ResolvedRequest], api: LocalApi | None, *, quiet: bool)
                 remember_length(context.run, resolved.config.run.epochs, advance=resolved.request.advance)
             with process_state.opened(context) as session, _progress_noted(context):
                 if resolved is due[0]:
-                    # From here on they are the fits that the run's fingerprints name.
-                    rewards.locate, rewards.check = session.host.rewards.locate, session.host.rewards.check
-                    session.host.rewards = rewards
+                    session.host.rewards.take(rewards)
                 # The overrides already contain the number of epochs.
                 run_flow(pipeline, api, resolved.request.model_copy(update={"advance": None}))
         print_summary(context, describe_result(context), quiet=quiet)

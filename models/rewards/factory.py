@@ -63,10 +63,13 @@ class RewardCache:
         locate: Callable[[RewardSection], RewardSection] = lambda section: section,
         check: Callable[[RewardSection], None] = lambda section: None,
     ) -> None:
-        self.locate = locate
-        """Gives a reward with the folders of the fits that it names."""
-        self.check = check
-        """Raises ConfigError if a reward must not be created now."""
+        """Start without rewards.
+
+        Args:
+            locate: gives a reward with the folders of the fits that it names.
+            check: raises ConfigError if a reward must not be created now.
+        """
+        self._locate, self._check = locate, check
         self._lock = threading.Lock()
         self._rewards: dict[str, Reward] = {}
         self._placed: dict[int, Placed] = {}
@@ -74,16 +77,21 @@ class RewardCache:
     def __len__(self) -> int:
         return len(self._rewards)
 
+    def take(self, other: RewardCache) -> None:
+        """Add the rewards of another cache, which had the same fits."""
+        self._rewards |= other._rewards
+        self._placed |= other._placed
+
     def of(self, section: RewardSection) -> Reward:
         """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
         it cannot be created."""
-        located = self.locate(section)
+        located = self._locate(section)
         url = None if section.server is None else section.server.url
         place = [section.device, url]
         key = canonical_json({"name": section.name, "options": located.options, "at": place})
         with self._lock:
             if key not in self._rewards:
-                self.check(section)
+                self._check(section)
                 self._rewards[key] = _make(located)
                 self._placed[id(self._rewards[key])] = Placed(self._rewards[key])
             return self._rewards[key]

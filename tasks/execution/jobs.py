@@ -64,12 +64,8 @@ class JobSpec:
     """The artifacts it reads."""
     code: str
     """Hash of the sender's code, see ``own_code``."""
-    fits: dict[str, str]
-    """Artifacts of the fits that rewards name, by name: after a refit the name alone means another."""
-    contents: dict[str, dict[str, str]]
-    """Digests of the files that components name, by setting and path: a worker may hold models of earlier ones."""
-    models: dict[str, dict[str, Any]]
-    """Identities of the models in local folders, see ``RunInputs.model_identities``."""
+    identities: dict[str, Any]
+    """What the config names outside the run, see ``RunInputs.identities``: a worker may hold earlier files or fits."""
     number: int = 0
     """Number of earlier jobs of the ranks."""
 
@@ -78,7 +74,6 @@ class JobSpec:
         """Return the job of a stage."""
         stage = run.stage
         config, name, epoch = settings_of(stage.context)
-        fits, contents, models = resolved_by(stage.context)
         return cls(
             config=config,
             run=name,
@@ -87,9 +82,7 @@ class JobSpec:
             artifact=str(run.ref),
             inputs=tuple(str(ref) for ref in stage.inputs()),
             code=own_code(),
-            fits=fits,
-            contents=contents,
-            models=models,
+            identities=stage.context.identities,
             number=number,
         )
 
@@ -113,11 +106,11 @@ class JobSpec:
     @property
     def key(self) -> tuple[Any, ...]:
         """The key that jobs of one context share."""
-        return (self.config, self.run, self.epoch, self.fits, self.contents, self.models)
+        return (self.config, self.run, self.epoch, self.identities)
 
     def is_of(self, context: RunContext) -> bool:
         """Return whether a context has the key of this job."""
-        return self.key == (*settings_of(context), *resolved_by(context))
+        return self.key == (*settings_of(context), context.identities)
 
     def parsed_config(self) -> RunConfig:
         """Return the config."""
@@ -129,14 +122,6 @@ def settings_of(context: RunContext) -> tuple[dict[str, Any], str, int]:
     config = context.config.model_dump(mode="json")
     config["store"]["root"] = context.store.root.uri
     return config, context.run.name, context.epoch
-
-
-def resolved_by(
-    context: RunContext,
-) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, dict[str, Any]]]:
-    """Return the fits of a context, the digests of its files, and the identities of its models."""
-    contents = context.contents
-    return contents.fits.resolved(context.config), contents.by_setting, context.model_identities
 
 
 class JobSession:
@@ -177,8 +162,7 @@ class JobSession:
         import_from(config.execution.modules, config.execution.sources)
         run = RunFolder(ArtifactStore(config.store), job.run)
         context = RunContext(run.store, config, run, reporter=self._reporter(), epoch=job.epoch)
-        context.contents.adopt(job.fits, job.contents)
-        context.adopt_models(job.models)
+        context.adopt(job.identities)
         session = Session(context)
         self._on_open(session)
         return session

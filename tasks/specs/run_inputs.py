@@ -115,16 +115,18 @@ class RunInputs:
         return model_identity(section.path, section.revision, without=components_in_files(section))
 
     @property
-    def model_identities(self) -> dict[str, dict[str, Any]]:
-        """Identities of the models in local folders that the config names, by attribute."""
+    def identities(self) -> dict[str, Any]:
+        """Identities of the fits, the files and the models in local folders that the config names, as plain data."""
         config = self.config
         paths = {"model_identity": config.model.path, "critic_identity": config.critic.path}
         paths["renderer_identity"] = None if config.render is None else config.render.model.path
-        return {name: getattr(self, name) for name, path in paths.items() if path is not None and Path(path).is_dir()}
+        models = {name: getattr(self, name) for name, path in paths.items() if path and Path(path).is_dir()}
+        return {"fits": self.contents.fits.resolved(config), "files": self.contents.by_setting, "models": models}
 
-    def adopt_models(self, identities: Mapping[str, dict[str, Any]]) -> None:
-        """Use the ``model_identities`` of the run's own process, rather than look again."""
-        vars(self).update(identities)
+    def adopt(self, identities: Mapping[str, Any]) -> None:
+        """Use the ``identities`` of the run's own process, rather than look again."""
+        self.contents.adopt(identities["fits"], identities["files"])
+        vars(self).update(identities["models"])
 
     def check_model(self, section: ModelSection, slot: str) -> None:
         """Check that a local model that is about to be read is the one that the run was started with.

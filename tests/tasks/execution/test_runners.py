@@ -132,7 +132,7 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
         process_state.session_of(replace(order, code="other")),
     ):
         pass
-    for fields in ({"further": 1}, {"fits": None}):
+    for fields in ({"further": 1}, {"identities": None}):
         of_other_version = {**json.loads(order.encoded()), **fields}
         written = json.dumps({name: value for name, value in of_other_version.items() if value is not None})
         with pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"):

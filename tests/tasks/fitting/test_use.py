@@ -142,13 +142,13 @@ def test_workers_score_with_the_fit_after_which_scores_are_named(
 
 def test_jobs_of_one_run_share_a_session_until_fits_are_others(pairs: Path, make_config: Make, tmp_path: Path) -> None:
     plain = JobSpec.of(stage_run(prepare(make_config("run.name=plain")), "rollout", 1))
-    assert (plain.fits, plain.contents) == ({}, {})
+    assert (plain.identities["fits"], plain.identities["files"]) == ({}, {})
     made = refit(pairs, tmp_path, 5)
     rewards = "rewards=[{name: fitted, options: {run: taste, unproven: true}}]"
     config, worker = make_config(rewards, f"store.root={tmp_path / 'store'}"), JobSession(Silent)
     context = prepare(config)
     job = JobSpec.of(stage_run(context, "rollout", 1))
-    assert job.fits == {"taste": str(made.ref)}
+    assert job.identities["fits"] == {"taste": str(made.ref)}
     session, root = worker.of(job), context.store.root.uri
     side = open_run(root, "small", overrides=["rollout.steps=2"], epoch=1, trusted=True)
     job_of_side = JobSpec.of(stage_run(side, "rollout", 1))

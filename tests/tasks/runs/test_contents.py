@@ -217,7 +217,7 @@ def test_a_snapshot_of_a_hub_and_a_copy_of_its_files_are_one_model(make_config: 
     (snapshot / "model_index.json").symlink_to("../../blobs/1")
     context = begin_run(make_config(f"model.path='{snapshot}'"))
     other = RunContext(context.store, context.config, context.run)
-    other.adopt_models(context.model_identities)
+    other.adopt(context.identities)
     (snapshot / "model_index.json").unlink()
     shutil.copy(repository / "blobs" / "1", snapshot / "model_index.json")
     other.check_model(context.config.model, "")
