@@ -11,6 +11,7 @@ from typing import Any
 from flowmill.configs.base import Component, Section
 from flowmill.configs.errors import ConfigError
 from flowmill.configs.exits import uninterrupted
+from flowmill.configs.override_quoting import override_list
 from flowmill.configs.schema import RunConfig
 from flowmill.store_reader import Run
 
@@ -28,7 +29,7 @@ def train(
     epochs: int | None = None,
     name: str | None = None,
     root: str | Path | None = None,
-    overrides: Collection[str] = (),
+    overrides: str | Collection[str] = (),
     **sections: Mapping[str, Any] | Section,
 ) -> Run:
     """Train, and return the run; the same call again continues a run that was interrupted.
@@ -44,7 +45,7 @@ def train(
         epochs: number of epochs.
         name: name of the run; that of the config, else of the script, else 'notebook', when absent.
         root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
-        overrides: settings, 'section.key=value' each.
+        overrides: settings, 'section.key=value' each; a text is one of them.
         **sections: further sections of a config, such as ``rollout=flowmill.Rollout(group_size=8)``.
 
     Raises:
@@ -69,7 +70,9 @@ def train(
         several: Sequence[Any] = rewards if isinstance(rewards, list | tuple) else [rewards]
         data["rewards"] = [_reward(each, data) for each in several]
     where = "the arguments of flowmill.train"
-    return start(make_config(data, [*overrides], where=where, name=default_name, folder=folder), root=root).train()
+    return start(
+        make_config(data, override_list(overrides), where=where, name=default_name, folder=folder), root=root
+    ).train()
 
 
 def start(
@@ -77,7 +80,7 @@ def start(
     *,
     root: str | Path | None = None,
     name: str | None = None,
-    overrides: Collection[str] = (),
+    overrides: str | Collection[str] = (),
     rewind: bool = False,
 ) -> Run:
     """Return a new or existing run, whose stages can then be run; nothing is computed yet.
@@ -86,7 +89,7 @@ def start(
         config: a preset, such as 'digits', a config file, or a config.
         root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
         name: name of the run; the config's, else the file's, when absent.
-        overrides: settings that override the config, 'section.key=value' each.
+        overrides: settings that override the config, 'section.key=value' each; a text is one of them.
         rewind: shorten a run that has more epochs than the config; otherwise it keeps them.
 
     Raises:
@@ -95,7 +98,7 @@ def start(
     from flowmill.configs.load import load_config, make_config
     from flowmill.flows.environment import as_overrides, prepare_environment
 
-    changes = [*overrides, *as_overrides(root, name)]
+    changes = [*override_list(overrides), *as_overrides(root, name)]
     if isinstance(config, RunConfig):
         data, default_name, folder = _base(config)
         ready = make_config(data, changes, where="the config", name=default_name, folder=folder).like(config)

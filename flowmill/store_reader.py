@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flowmill.configs.override_quoting import override_list
 from flowmill.flows.environment import existing_root
 from flowmill.run_reader import RunReader, picture
 from flowmill.storage.artifacts.commit import ArtifactStore
@@ -151,7 +152,7 @@ class Run(RunReader):
         epoch: int | str = "latest",
         *,
         slot: str = "",
-        overrides: Collection[str] = (),
+        overrides: str | Collection[str] = (),
         force: bool = False,
     ) -> list[str]:
         """Run one stage, as 'flowmill stage' does; committed artifacts are not computed again.
@@ -162,7 +163,7 @@ class Run(RunReader):
             name: rollout, score, advantage, optimize, evaluate, judge, export, or one of ``prepare``.
             epoch: a number, 'next' or 'latest'.
             slot: of score and judge: one reward; all of them when empty.
-            overrides: settings of this stage alone, 'section.key=value'; the result is kept next to the run.
+            overrides: settings of this stage alone, 'section.key=value' each; the result is kept next to the run.
             force: do the work again, as a new attempt.
 
         Returns:
@@ -173,7 +174,13 @@ class Run(RunReader):
         """
         from flowmill.components import run_stage
 
-        fields = {"epoch": epoch, "slot": slot, "overrides": [*overrides], "force": force, "trust_store": self._trusted}
+        fields = {
+            "epoch": epoch,
+            "slot": slot,
+            "overrides": override_list(overrides),
+            "force": force,
+            "trust_store": self._trusted,
+        }
         names = run_stage(self._context, name, fields)
         self.refresh()
         return names

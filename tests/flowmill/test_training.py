@@ -690,9 +690,9 @@ def test_overrides_mean_the_same_from_python_as_on_the_command_line(
     monkeypatch.setenv("HOME", str(tmp_path))
     plain, expected = load_config(preset), load_config(preset, [override])
     for begin in (flowmill.train, flowmill.start):
-        for config in (preset, plain):
+        for config, overrides in ((preset, override), (plain, [override])):
             with pytest.raises(ConfigError, match="enough"):
-                begin(config, overrides=[override])
+                begin(config, overrides=overrides)
     assert started == [expected] * 4
     if not override.startswith("optimize"):
         # What follows from an algorithm is left to a stage: it works on rollouts that exist.
