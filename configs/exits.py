@@ -1,4 +1,4 @@
-"""Ends of the process: a signal ends it, code of a component or a user's script does not."""
+"""Ends of the process, which a signal may cause, but not code of a component or a script; the place of its errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from flowmill.configs.errors import FlowmillError
 
@@ -76,9 +77,15 @@ def without_exits(where: str, kind: type[FlowmillError] = FlowmillError) -> Iter
 
 
 def _place(error: BaseException) -> str:
-    """Return the file and line that raised an error; of a library's code, those that called it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return user_code(error) or f"'{last.filename}', line {last.lineno},"
+
+
+def user_code(error: BaseException) -> str | None:
+    """Return the file and line that raised an error, or called the library that did; None if they are flowmill's."""
+    inside = tuple({*sysconfig.get_paths().values(), "<frozen"})
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = tuple({*sysconfig.get_paths().values(), "<frozen"})
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
-    last = (own or frames)[-1]
-    return f"'{last.filename}', line {last.lineno},"
+    called = next((frame for frame in reversed(frames) if not frame.filename.startswith(inside)), None)
+    if called is None or called.filename.startswith(str(Path(__file__).parent.parent)):
+        return None
+    return f"'{called.filename}', line {called.lineno},"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.errors import CancelledError, FlowmillError, in_words
-from flowmill.configs.exits import StopSignal
+from flowmill.configs.exits import StopSignal, user_code
 from flowmill.flows.environment import prepare_environment, wants_traceback
 from flowmill.flows.server import LocalApi, local_api
 
@@ -141,6 +141,8 @@ def stop_if_interrupted(error: BaseException) -> None:
 
 def _explain(error: BaseException) -> str:
     message = in_words(error)
-    if hasattr(error, "__notes__") or (isinstance(error, OSError) and error.errno is not None):
+    if place := user_code(error):
+        message += f" {place} raised it; FLOWMILL_TRACEBACK=1 shows how it was called."
+    if place or hasattr(error, "__notes__") or (isinstance(error, OSError) and error.errno is not None):
         return f"{message} Committed data stays; fix the cause and run the same command again."
     return f"{message} This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. Committed data stays."
