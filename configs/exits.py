@@ -86,6 +86,6 @@ def user_code(error: BaseException) -> str | None:
     inside = tuple({*sysconfig.get_paths().values(), "<frozen"})
     frames = traceback.extract_tb(error.__traceback__)
     called = next((frame for frame in reversed(frames) if not frame.filename.startswith(inside)), None)
-    if called is None or called.filename.startswith(str(Path(__file__).parent.parent)):
+    if called is None or Path(__file__).parent.parent in Path(called.filename).parents:
         return None
     return f"'{called.filename}', line {called.lineno},"

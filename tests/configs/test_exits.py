@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +19,9 @@ import numpy as np
 import pytest
 import torch
 
+from flowmill.configs.answers import json_of
 from flowmill.configs.errors import ConfigError, FlowmillError, RewardError
-from flowmill.configs.exits import StopSignal, is_interruption, uninterrupted, without_exits
+from flowmill.configs.exits import StopSignal, is_interruption, uninterrupted, user_code, without_exits
 from flowmill.configs.registry import Table, create
 from flowmill.flows.cli.signals import terminable
 from flowmill.models.rewards.base import Batch
@@ -118,6 +121,19 @@ def test_any_other_code_that_ends_the_process_is_named_with_its_line(end: BaseEx
     here = rf"the work: '{__file__}', line \d+, raised {type(end).__name__}: .*without a message"
     with terminable(), pytest.raises(FlowmillError, match=here), without_exits("the work"):
         raise end
+
+
+def test_an_error_of_user_code_is_told_from_one_of_flowmill() -> None:
+    places: list[str | None] = []
+    for fails in (lambda: {}["missing"], lambda: json.loads("{"), lambda: json_of(b"{")):
+        try:
+            fails()
+        except Exception as error:
+            places.append(user_code(error))
+    assert places[2] is None
+    assert all(re.fullmatch(rf"'{__file__}', line \d+,", str(place)) for place in places[:2]), (
+        "of a library, its caller"
+    )
 
 
 @pytest.mark.usefixtures("listening")

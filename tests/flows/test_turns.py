@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.states import Running
 
-from flowmill.configs.errors import CancelledError, ConfigError, RunConflictError
+from flowmill.configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError
 from flowmill.configs.schema import RunConfig
 from flowmill.flows import scheduled_runs, stages
 from flowmill.flows.pipeline import pipeline
@@ -137,6 +137,16 @@ def test_a_flow_run_that_is_cancelled_before_it_begins_ends(context: RunContext)
         state = client.read_flow_run(cancelled).state
     assert state is not None
     assert state.type == StateType.CANCELLED
+
+
+def test_an_error_of_user_code_is_said_with_its_line() -> None:
+    state: State[Any]
+    try:
+        state = State(type=StateType.COMPLETED, data={}["missing"])
+    except KeyError as error:
+        state = State(type=StateType.FAILED, data=error)
+    with pytest.raises(FlowmillError, match=r"KeyError: 'missing'\. '.*test_turns.py', line \d+, raised it"):
+        outcome(state)
 
 
 def test_a_killed_flow_run_ends_when_another_of_its_run_begins(context: RunContext) -> None:
