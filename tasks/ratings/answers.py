@@ -165,7 +165,7 @@ def _check_values(answer: RatingAnswer) -> None:
         raise StoreError(
             f"The answer is for another question: '{answer.task}' of {len(answer.samples)} samples has "
             f"{'a preference' if answer.task == 'compare' else f'a number from 1 to {most} for each'}. It is not "
-            "stored; reload the page."
+            "stored. Give the command the options that it was asked with, and load a page that was open again."
         )
 
 

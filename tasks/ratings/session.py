@@ -119,8 +119,8 @@ class RatingSession:
         group = self._groups.get(body.group)
         if group is None:
             raise StoreError(
-                "This server does not ask that: the answer is for another question or other samples. It is not stored. "
-                "Reload the page, or start with the options of the question."
+                "The answer is for another question or other samples than this command asks about, and is not stored. "
+                "Give the command the options that the question was asked with, and load a page that was open again."
             )
         first, second, *others = order_of(group, shown_to)
         return RatingAnswer(

@@ -215,7 +215,7 @@ def test_questions_are_apart(context: RunContext, tmp_path: Path) -> None:
     stale = {"group": shown(usual, "ann")["group"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
     refused = own.post("/api/answer", json=stale)
     assert refused.status_code == 409
-    assert "the answer is for another question or other samples" in refused.json()["detail"]
+    assert "The answer is for another question or other samples" in refused.json()["detail"]
     assert answers_of(context.run) == {}
     answer(own, "ann", choice="left")
     assert shown(usual, "ann")["done"] == 0
@@ -353,7 +353,7 @@ def test_answers_of_other_programs_are_imported_all_or_none(context: RunContext,
     ]
     command = ["rate", "small", "--root", context.store.root.uri, "--import", str(file)]
     for bad, message in (
-        (_argilla({**third, "group": "0" * 32}, better="tie"), "row 5: This server does not ask that"),
+        (_argilla({**third, "group": "0" * 32}, better="tie"), "row 5: The answer is for another question"),
         (_argilla(third, better="green"), "row 5: choice: Input should be 'left'"),
         (
             _label_studio(third, 5, {"image_0": {"rating": 4}, "image_1": {"rating": 2}}),

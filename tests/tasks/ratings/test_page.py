@@ -98,7 +98,7 @@ def test_what_is_not_right_is_a_message(client: TestClient) -> None:
         (
             client.post("/api/answer", json=body | {"group": "0" * 32}),
             409,
-            "does not ask that: the answer is for another question",
+            "The answer is for another question or other samples",
         ),
         (client.post("/api/answer", json=body | {"choice": "both"}), 422, "choice: Input should be 'left', 'right'"),
         (client.post("/api/answer", json=body | {"values": [1, 2]}), 422, "an answer has either a choice or values"),
@@ -345,7 +345,7 @@ def _ask_anew(page: Page, server: Server, options: list[str]) -> None:
     server.start()
     for key in ("1", "2", "3", "4", "Enter"):
         page.press(key)
-    page.wait(f"{_READY} && at('message').textContent.includes('the answer is for another question')")
+    page.wait(f"{_READY} && at('message').textContent.includes('The answer is for another question')")
     assert page.run("at('question').textContent") == "Which is older?"
     assert page.run("at('count').textContent") == "0 of 4"
 
