@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flowmill.configs.advantages import ReplaySection
+from flowmill.configs.base import Section
 from flowmill.configs.refusals import Refusal, refuse
 from flowmill.configs.schema import RunConfig
 from flowmill.configs.suggestions import did_you_mean
@@ -145,15 +146,22 @@ def compared_rows(facts: Trained) -> Iterator[Refusal]:
 
 def _replay(facts: Trained, replay: ReplaySection) -> Iterator[Refusal]:
     rollout, steps = facts.config.rollout, replay.steps
+    if replay.epochs == 0:
+        of_earlier = [name for name in ("share", "steps") if _is_set(replay, name)]
+        if of_earlier or not facts.config.execution.ahead:
+            yield Refusal(
+                f"optimize.replay.{of_earlier[0] if of_earlier else 'epochs'}",
+                "optimize.replay.epochs is 0, so no earlier epoch is trained on, and rows of older policies come from "
+                "execution.ahead alone",
+                "Set optimize.replay.epochs to 1 or more, or remove it",
+            )
     if steps is not None and facts.requires.data == "forward":
         yield Refusal(
             "optimize.replay.steps",
             f"{facts.algorithm} noises final latents again and trains no steps",
             "Remove optimize.replay.steps",
         )
-    if replay.max_importance != ReplaySection.model_fields["max_importance"].default and (
-        facts.requires.data != "transitions"
-    ):
+    if _is_set(replay, "max_importance") and facts.requires.data != "transitions":
         yield Refusal(
             "optimize.replay.max_importance",
             f"{facts.algorithm} compares no log-probs with those of older policies, so rows have no importance weights",
@@ -181,7 +189,7 @@ def without_effect(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[Ref
     if still is not None:
         name = config.rollout.plan.name
         yield Refusal("rollout.plan.options", still, "Lower the stride", f"rollout.plan '{name}':")
-    if config.advantage.soft_clip is not None and _is_set(config, "clip"):
+    if config.advantage.soft_clip is not None and _is_set(config.advantage, "clip"):
         yield Refusal(
             "advantage.clip",
             f"advantage.soft_clip is {config.advantage.soft_clip!r}, so it has no effect",
@@ -222,14 +230,14 @@ def switched_off(config: RunConfig, algorithm: Any, plan: Any) -> Iterator[str]:
     }
     for names, (switch, off) in idle.items():
         for name in names:
-            if off and _is_set(config, name):
+            if off and _is_set(config.advantage, name):
                 value = getattr(advantage, switch)
                 yield f"advantage.{name} is set, but advantage.{switch} is {value!r}, so it has no effect."
 
 
-def _is_set(config: RunConfig, name: str) -> bool:
-    """Return whether a setting of ``advantage`` has another value than by default."""
-    return bool(getattr(config.advantage, name) != type(config.advantage).model_fields[name].default)
+def _is_set(section: Section, name: str) -> bool:
+    """Return whether a setting has another value than by default."""
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
 
 
 def check_advantage(config: RunConfig) -> None:

@@ -121,6 +121,8 @@ CASES = {
         optimize.replay={steps: 50}; optimize.algorithm={name: dpo}
         optimize.replay={max_importance: 5}; optimize.algorithm={name: nft}; rollout.plan=final
         optimize.replay={steps: 8}
+        optimize.replay={epochs: 0}
+        optimize.replay={epochs: 0, share: 0.5}; execution.ahead=1
     """,
     "tiny_flux1": """
         model.kind=tokens
