@@ -24,8 +24,9 @@ _SWEEP = "flowmill.sweep"
 _RECORD = "sweep"
 #: The table of variants, best first.
 TABLE = "variants.csv"
-#: Seconds to wait for the tracker each time, and for an upload of the report; MLflow itself tries for minutes.
-_PATIENCE_S, _UPLOAD_S = 60.0, 600.0
+#: Seconds to wait for the tracker each time, for an upload of the report, and after a failure; MLflow itself tries for
+#: minutes.
+_PATIENCE_S, _UPLOAD_S, _LAST_TRY_S = 60.0, 600.0, 5.0
 
 
 class SweepRun:
@@ -62,7 +63,9 @@ class SweepRun:
     def end(self, status: str) -> None:
         """End the run, also after a failure, with a status of MLflow: FINISHED, FAILED or KILLED."""
         if (run_id := self.run_id) is not None:
-            self._try(lambda: self._client.set_terminated(run_id, status), _PATIENCE_S)
+            # After a failure the tracker is probably still away, and Ctrl-C should end the command.
+            patience = _PATIENCE_S if self.failure is None else _LAST_TRY_S
+            self._try(lambda: self._client.set_terminated(run_id, status), patience)
 
     def _open(self, own: Collection[str | None]) -> None:
         self._client = open_client(self._context.store.root.uri, self._context.config.tracking.uri)

@@ -166,11 +166,19 @@ def test_a_sweep_waits_for_no_silent_tracker(make_config: Make, monkeypatch: pyt
     tracked.end("FINISHED")
     assert (failures, len(said)) == ([], 1)
     # A report takes longer than an answer.
-    client = SimpleNamespace(log_text=lambda *_: time.sleep(0.1), set_terminated=lambda *_: None)
+    client: Any = SimpleNamespace(log_text=lambda *_: time.sleep(0.1), set_terminated=lambda *_: None)
     tracked.run_id, tracked.failure, tracked._client = "m-1", None, client  # type: ignore[assignment]
     tracked.log([], "report")
     tracked.end("FINISHED")
     assert tracked.failure is None
+    # A tracker that failed before does not keep Ctrl-C waiting.
+    monkeypatch.setattr(sweeps, "_PATIENCE_S", 60)
+    monkeypatch.setattr(sweeps, "_LAST_TRY_S", 0.05)
+    over = threading.Event()
+    tracked.failure, client.set_terminated = "refused", lambda *_: over.wait(50)
+    tracked.end("KILLED")
+    assert tracked.failure == "no answer within 0.05 s"
+    over.set()
 
 
 @pytest.mark.parametrize(
