@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flowmill.configs.escaping import in_code, in_markdown, in_python
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_CONFIG
-from flowmill.tasks.export.card import quantized_notes
+from flowmill.tasks.export.card import card_title, epochs_text, quantized_notes, start_sentence
 from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.export.publish import HERE
 from flowmill.tasks.inputs.base_model import BaseModel, license_files
@@ -53,7 +53,7 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}{data}.{start}{quantized}
+Trained from {base} with {epochs} of {algorithm}{data}.{start}{quantized}
 
 ```python
 {load}
@@ -101,7 +101,7 @@ class LanguageModelExport:
 
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
         epoch, config = self._exporting.epoch, self._config
-        start = self._context.starts_from
+        start = (self._context.starts_from or {}).get("policy")
         lora = self._exporting.format == "lora"
         data = None if config.data is None else RunView(self._context).ingested()
         names = {"auto": policy.models.auto, "reader": policy.models.reader}
@@ -112,13 +112,12 @@ class LanguageModelExport:
         }
         values = {
             "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
-            "title": in_markdown(f"{self._context.run.name}, epoch {epoch}"),
+            "title": in_markdown(card_title(base, config)),
             "base": in_code(base.name),
-            "start": ""
-            if start is None
-            else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
+            "start": f" {begun}" if (begun := start_sentence(config, start)) else "",
+            "epochs": epochs_text(epoch),
             "algorithm": in_code(config.optimize.algorithm.name),
-            "data": "" if data is None else f" on {in_markdown(str(data))} ({in_markdown(data.license_text)})",
+            "data": "" if data is None else f" on {in_markdown(data.counts)} ({in_markdown(data.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": (_ADAPTER if lora else _MODEL).format(base=_base_call(base), **names),
             "usage": self._usage(policy),
