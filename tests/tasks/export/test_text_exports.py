@@ -1,4 +1,4 @@
-"""Cards of language models: what they say of a run, and that runs that are one but for names share them."""
+"""Exports of language models: plain peft loads them, and runs that are equal but for names share their cards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from flowmill.configs.errors import ConfigError
+from flowmill.models.policies.causal_lm import CausalLM
+from flowmill.models.weights.lora_files import PEFT_FILE
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from tests.support.inside import prepare, run_epoch, stage_run
+from tests.support.inside import prepare, run_epoch, session_of, stage_run
 from tests.support.language_models import texts_config
 
 LORA = "model.lora={rank: 2, alpha: 4}"
@@ -62,3 +71,26 @@ def test_cards_hold_no_name_that_no_fingerprint_has(tmp_path: Path) -> None:
     assert f" Training started from the policy `{policy}`." in cards["start"][0]
     assert " Training began with trained adapters." in cards["adapters"][0]
     assert " of `sft` on 6 samples (licenses: CC0 6)." in cards["data"][0]
+
+
+def test_adapters_of_the_head_leave_the_head_of_the_base_model_and_can_be_started_from(tmp_path: Path) -> None:
+    context = exported(tmp_path, "model.lora={rank: 2, alpha: 4, targets: [q_proj, lm_head]}", epoch=1)
+    folder, ids = folder_of(context, 1), torch.tensor([[1, 2, 3, 4]])
+    tensors = load_file(folder / PEFT_FILE)
+    assert {name.split(".")[-2] for name in tensors} == {"lora_A", "lora_B"}
+    assert len([name for name in tensors if "lm_head" in name]) == 2
+    policy = session_of(context).host.trainable(context.policy_ref(1)).policy
+    assert isinstance(policy, CausalLM)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "lm"), folder)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, policy.forward(ids).logits)
+    started = prepare(texts_config(tmp_path, "run.name=second", f"model.lora={{start: {folder}}}"))
+    policies = [session_of(run).host.trainable(run.policy_ref(epoch)) for run, epoch in ((context, 1), (started, 0))]
+    first, second = (each.state() for each in policies)
+    assert all(torch.equal(first[name], second[name]) for name in first | second)
+    # As peft itself writes them.
+    shutil.copytree(folder, tmp_path / "peft")
+    own = {"base_model.model.lm_head.base_layer.weight": torch.ones(16, 96)}
+    save_file(tensors | own, tmp_path / "peft" / PEFT_FILE)
+    with pytest.raises(ConfigError, match="or save it without"):
+        prepare(texts_config(tmp_path, "run.name=third", f"model.lora={{start: {tmp_path / 'peft'}}}"))
