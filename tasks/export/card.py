@@ -137,16 +137,16 @@ def _summary(content: CardContent) -> str:
     if content.ingested is not None:
         how, data = "", f"{in_markdown(content.ingested.counts)} ({in_markdown(content.ingested.license_text)})"
     aim = "with the rewards" if content.ingested is None else "judged by"
-    averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
         f"{label} {named}, post-trained{how} with flowmill: {epochs_text(content.epoch)} of "
-        f"{in_code(config.optimize.algorithm.name)} on {data}, {aim} {rewards}.{averaged}"
+        f"{in_code(config.optimize.algorithm.name)} on {data}, {aim} {rewards}."
+        f"{averaged(config)}"
     )
 
 
 def _results(content: CardContent) -> str:
     if not content.after:
-        return f"## Results\n\nThe policy after epoch {content.epoch} was not evaluated."
+        return f"## Results\n\n{unevaluated(content.epoch)}"
     section = content.config.evaluate
     judges = {each.slot for each in section.judges}
     steps = section.steps or content.config.rollout.steps
@@ -179,11 +179,7 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     )
     lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
     if usage.base is not None and content.base.source != "hub":
-        where = (
-            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
-        )
-        put = where if content.base.source in ("built", "file") else "put it, or a link to it, here."
-        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {put}"]
+        lines += ["", folder_note(usage.base, content.base, content.base_artifact)]
     if (lora := content.lora) is not None:
         lines += [
             "",
@@ -199,6 +195,24 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
+
+
+def unevaluated(epoch: int) -> str:
+    """Return what a card says in place of figures."""
+    return f"The policy after epoch {epoch} was not evaluated."
+
+
+def averaged(config: RunConfig) -> str:
+    """Return, after a space, that the weights are an average; empty if they are not."""
+    return " The weights are the moving average of those trained." if config.optimize.ema else ""
+
+
+def folder_note(name: str, base: BaseModel, artifact: str) -> str:
+    """Return what the call of an export means by the name of a base model that is no repository: a reader could take it
+    for one. ``artifact``: ``kind/id`` of the base model."""
+    stored = f"it is `pipeline` in the store's artifact {in_code(artifact)}. Put it, or a link to it, here."
+    put = stored if base.source in ("built", "file") else "put it, or a link to it, here."
+    return f"{in_code(name)} is the folder of the base model; {put}"
 
 
 def quantized_notes(model: ModelSection) -> list[str]:

@@ -16,9 +16,10 @@ from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_FILE
 from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
-from tests.support.inside import prepare, run_epoch, session_of, stage_run
+from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.support.language_models import texts_config
 
 LORA = "model.lora={rank: 2, alpha: 4}"
@@ -94,3 +95,21 @@ def test_adapters_of_the_head_leave_the_head_of_the_base_model_and_can_be_starte
     save_file(tensors | own, tmp_path / "peft" / PEFT_FILE)
     with pytest.raises(ConfigError, match="or save it without"):
         prepare(texts_config(tmp_path, "run.name=third", f"model.lora={{start: {tmp_path / 'peft'}}}"))
+
+
+def test_cards_say_what_the_weights_are_where_the_base_model_lies_and_what_was_not_evaluated(tmp_path: Path) -> None:
+    note = "`lm` is the folder of the base model; put it, or a link to it, here."
+    card = card_of(exported(tmp_path, "run.name=adapters", LORA))
+    assert f"```\n\n{note}\n\nThe policy after epoch 0 was not evaluated.\n" in card
+    assert "| reward |" not in card
+    assert "average" not in card
+    context = prepare(texts_config(tmp_path, "optimize.ema={decay: 0.5}"))
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    run_stage(context, "export", 1)
+    card = card_of(context, 1)
+    mean = evaluation_figures(context.chain, 1)["heldout"][context.config.rewards[0].slot]["mean"]
+    assert "with 1 epoch of `grpo`. The weights are the moving average of those trained.\n" in card
+    assert "```\n\n| reward | prompts | before | after |\n|---|---|--:|--:|\n" in card
+    assert f"| heldout | not evaluated | {mean:.3f} |\n" in card
+    assert note not in card
