@@ -141,9 +141,10 @@ def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
             path, _, name = key.rpartition(".")
             part, cast = module.get_submodule(path), tensor.to(kind)
             setattr(part, name, nn.Parameter(cast) if name in part._parameters else cast)
-    if hasattr(module, "tie_weights"):
+    tie: Any = getattr(module, "tie_weights", None)
+    if tie is not None:
         # Registering tied parameters, which replaced each, has untied them.
-        module.tie_weights()
+        tie()
     return module
 
 

@@ -198,7 +198,7 @@ def _use(content: CardContent, usage: Usage | None) -> str:
 
 
 def unevaluated(epoch: int) -> str:
-    """Return what a card says in place of figures."""
+    """Return the sentence in place of figures."""
     return f"The policy after epoch {epoch} was not evaluated."
 
 
@@ -208,8 +208,8 @@ def averaged(config: RunConfig) -> str:
 
 
 def folder_note(name: str, base: BaseModel, artifact: str) -> str:
-    """Return what the call of an export means by the name of a base model that is no repository: a reader could take it
-    for one. ``artifact``: ``kind/id`` of the base model."""
+    """Return the note that a base model's name in the call is a folder: a reader could take it for a repository.
+    ``artifact``: ``kind/id`` of the base model."""
     stored = f"it is `pipeline` in the store's artifact {in_code(artifact)}. Put it, or a link to it, here."
     put = stored if base.source in ("built", "file") else "put it, or a link to it, here."
     return f"{in_code(name)} is the folder of the base model; {put}"
@@ -247,7 +247,7 @@ def _origin(content: CardContent) -> str:
 
 
 def start_sentence(config: RunConfig, policy: str | None) -> str:
-    """Return what training started from as a sentence, empty for the base model. ``policy``: ``kind/id``, or None."""
+    """Return the sentence on the start of training, empty for the base model. ``policy``: ``kind/id``, or None."""
     if policy is not None:
         return f"Training started from the policy {in_code(policy)}."
     lora = config.model.lora
