@@ -42,4 +42,7 @@ def publish_command(
         raise PublishError(f"--token-env '{request.token_env}': there is no such environment variable, or it is empty.")
     context = open_run(default_root(root), run, reads=True, trusted=trust_store)
     files = finished_export(context, chosen_epoch(context, request.epoch if named is None else named))
-    console.print(publish(files, request.repo, private=request.private, token=token))
+    address, removed = publish(files, request.repo, private=request.private, token=token)
+    for name in removed:
+        console.print(f"removed {name}, of an earlier export.", highlight=False, markup=False)
+    console.print(address)

@@ -120,6 +120,8 @@ class CausalLM(Policy):
             recompute_layers(model)
         policy = cls(settings, model, load_tokenizer(folder))
         policy.stored = {MODEL: StoredWeights.of(folder, model)}
+        if settings.empty:
+            policy.stored[MODEL].untie(model)
         return policy
 
     @classmethod

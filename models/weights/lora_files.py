@@ -64,7 +64,7 @@ def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
 
     config = module.peft_config["default"].to_dict()
     scale = config["lora_alpha"] / config["r"]
-    tensors = get_peft_model_state_dict(module)
+    tensors = get_peft_model_state_dict(module, save_embedding_layers=False)
     layers = {f"{name}_lora_layers": {k: v * scale if ".lora_B." in k else v for k, v in tensors.items()}}
     settings = {f"{name}_lora_adapter_metadata": sorted_sets({**config, "lora_alpha": config["r"]})}
     diffusers_class(pipeline_name).save_lora_weights(folder, weight_name=LORA_FILE, **layers, **settings)
@@ -81,7 +81,8 @@ def save_peft(folder: Path, module: Any) -> None:
     for setting, value in sorted_sets(vars(config)).items():
         setattr(config, setting, value)
     config.save_pretrained(str(folder))
-    tensors = get_peft_model_state_dict(module).items()
+    # By itself peft adds the frozen weights of an adapted head, which would replace those of the base model.
+    tensors = get_peft_model_state_dict(module, save_embedding_layers=False).items()
     named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors}
     save_file(named, folder / PEFT_FILE, metadata={"format": "pt"})
 

@@ -148,6 +148,9 @@ def _names(file: Path) -> list[str]:
     for name, shape in shapes.items():
         if _LOW_RANK.search(name) is None:
             remedy = "Merge it into the model's weights and start from those"
+            if name.endswith(".base_layer.weight"):
+                # Of an adapted head, from peft. They may differ from those of the base model.
+                remedy += ", or save it without (save_embedding_layers=False of peft) if it is the base model's"
             raise unfit(file, f"holds '{name}', which is no matrix or alpha of a low-rank adapter", remedy)
         is_alpha = name.endswith(".alpha")
         if math.prod(shape) != 1 if is_alpha else len(shape) < 2:

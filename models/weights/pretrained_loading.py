@@ -21,8 +21,7 @@ _MIB = 1 << 20
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "*.model")
 _MOST_VOCABULARY = 256 * _MIB
 _INDICES = ("model_index.json", "modular_model_index.json")
-#: Settings files that libraries read from a folder; others, such as a trainer's notes, are not read.
-_SETTINGS = (
+SETTINGS = (
     *_INDICES,
     *(
         f"{name}.json"
@@ -32,6 +31,7 @@ _SETTINGS = (
         ).split()
     ),
 )
+"""Settings files that libraries read from a folder; others, such as a trainer's notes, are not read."""
 #: Keys of a transformers config that name an attention implementation.
 _ATTENTION = ("attn_implementation", "_attn_implementation")
 #: Settings that peft uses as regular expressions (``peft.tuners.tuners_utils``).
@@ -161,7 +161,7 @@ def _components(folder: Path) -> Iterator[Path]:
 
 def _check_component(folder: Path) -> None:
     """Check sizes and contents of the files that libraries parse; raise OSError or ValueError."""
-    for name in _SETTINGS:
+    for name in SETTINGS:
         if (folder / name).is_file():
             read_json(folder / name)
     for file in folder.glob("*.safetensors.index*.json"):

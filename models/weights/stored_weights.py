@@ -46,9 +46,15 @@ class StoredWeights:
         if not hasattr(module, "base_model_prefix"):
             return cls(files, dtypes)
         try:
-            return cls(files, dtypes, *stored_forms(module, own, TensorFiles(files).shapes))
+            names, converted = stored_forms(module, own, TensorFiles(files).shapes)
         except CorruptError as error:
             raise ConfigError(f"model.path: {error}") from None
+        for pair in _tied(module):
+            # Files may hold either.
+            for name, other in (pair, pair[::-1]):
+                if name in names:
+                    names.setdefault(other, names[name])
+        return cls(files, dtypes, names, converted)
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
@@ -89,11 +95,30 @@ class StoredWeights:
     @torch.no_grad()
     def give(self, module: nn.Module, device: torch.device) -> None:
         """Load the weights of a module created empty, or this rank's part if it is sharded; adapters have theirs."""
-        parameters = {name: _allocate(p, device) for name, p in module.named_parameters() if p.is_meta}
+        empty = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p.is_meta}
+        # Of tied parameters the first is read, and all are that one again.
+        allocated = {p: nn.Parameter(_allocate(p, device), p.requires_grad) for p in empty.values()}
+        parameters = {name: allocated[p] for name, p in empty.items()}
         stored = {name: tensor for name, tensor in module.state_dict().items() if not tensor.is_meta}
         buffers = {name: tensor for name, tensor in stored.items() if name in self.dtypes}
-        self.read({stored_name(name): tensor for name, tensor in (parameters | buffers).items()})
+        read = {name: parameters[name] for name, _ in module.named_parameters() if name in parameters} | buffers
+        self.read({stored_name(name): tensor for name, tensor in read.items()})
         module.load_state_dict(parameters, strict=False, assign=True)
+
+    def untie(self, module: nn.Module) -> None:
+        """Make tied weights of a module created empty two parameters if the files hold other values for each, as
+        ``from_pretrained`` does."""
+        for name, other in _tied(module):
+            if self.names.get(name) == self.names.get(other):
+                continue
+            pair = {
+                each: torch.empty_like(module.get_parameter(each), dtype=self.dtypes[each], device="cpu")
+                for each in (name, other)
+            }
+            self.read(pair)
+            if not torch.equal(pair[name], pair[other]):
+                path, _, last = name.rpartition(".")
+                setattr(module.get_submodule(path), last, nn.Parameter(torch.empty_like(module.get_parameter(name))))
 
 
 def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -116,6 +141,10 @@ def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
             path, _, name = key.rpartition(".")
             part, cast = module.get_submodule(path), tensor.to(kind)
             setattr(part, name, nn.Parameter(cast) if name in part._parameters else cast)
+    tie: Any = getattr(module, "tie_weights", None)
+    if tie is not None:
+        # Registering tied parameters, which replaced each, has untied them.
+        tie()
     return module
 
 
@@ -169,6 +198,11 @@ def check_variants(folder: Path, components: Sequence[str]) -> None:
 def stored_name(name: str) -> str:
     """Return the name of a parameter in the files; adapters wrap the layers they change."""
     return name.replace(".base_layer.", ".")
+
+
+def _tied(module: nn.Module) -> list[tuple[str, str]]:
+    """Return the pairs of a module's tied weights, which only models of transformers have."""
+    return list(getattr(module, "all_tied_weights_keys", {}).items())
 
 
 def _allocate(empty: Tensor, device: torch.device) -> Tensor:

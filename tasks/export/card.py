@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,7 +23,8 @@ from flowmill.tasks.metrics.ingested import IngestedFigures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardContent:
-    """The content of a card, except for the usage."""
+    """The content of a card, except for the usage. Names that no fingerprint has are not in it: runs whose settings are
+    equal, but for the names of the run, of files of data and of where they start from, share the export."""
 
     config: RunConfig
     epoch: int
@@ -50,16 +50,15 @@ class CardContent:
     """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
     """The trained adapters, if any."""
-    start: Mapping[str, str] | None
-    """The run, as RUN@EPOCH, and the ``kind/id`` of the policy that training started from; None: the base model."""
+    start: str | None
+    """The ``kind/id`` of the policy that training started from; None: the base model."""
 
 
 def model_card(content: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
-    title = f"{content.base.name.rpartition('/')[2]}, post-trained with {content.config.optimize.algorithm.name}"
     parts = [
         f"---\n{yaml_head(front(content))}---",
-        f"# {in_markdown(title)}",
+        f"# {in_markdown(card_title(content.base, content.config))}",
         _summary(content),
         _results(content),
         _use(content, usage),
@@ -67,6 +66,16 @@ def model_card(content: CardContent, usage: Usage | None) -> str:
         _origin(content),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def card_title(base: BaseModel, config: RunConfig) -> str:
+    """Return the title of a card."""
+    return f"{base.name.rpartition('/')[2]}, post-trained with {config.optimize.algorithm.name}"
+
+
+def epochs_text(epoch: int) -> str:
+    """Return a number of epochs as words."""
+    return "1 epoch" if epoch == 1 else f"{epoch} epochs"
 
 
 def front(content: CardContent) -> dict[str, Any]:
@@ -94,11 +103,7 @@ def front(content: CardContent) -> dict[str, Any]:
             "epochs": content.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": content.prompts,
-            **(
-                {}
-                if content.ingested is None
-                else {"data": {"source": content.ingested.source, "rows": content.ingested.rows}}
-            ),
+            **({} if content.ingested is None else {"data": {"rows": content.ingested.rows}}),
             "rewards": [plain_reward(section) for section in config.rewards],
             "policy": content.policy,
             "digest": content.digest,
@@ -128,21 +133,20 @@ def _summary(content: CardContent) -> str:
         "file": f"{in_code(base.name)}, a local file",
     }
     named = sources.get(base.source, f"{in_code(base.name)}, a small model that flowmill built")
-    epochs = "1 epoch" if content.epoch == 1 else f"{content.epoch} epochs"
     how, data = " by reinforcement learning", f"the prompts of {in_code(str(prompt_set(config.prompts, 'train')))}"
     if content.ingested is not None:
-        how, data = "", f"{in_markdown(str(content.ingested))} ({in_markdown(content.ingested.license_text)})"
+        how, data = "", f"{in_markdown(content.ingested.counts)} ({in_markdown(content.ingested.license_text)})"
     aim = "with the rewards" if content.ingested is None else "judged by"
-    averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
-        f"{label} {named}, post-trained{how} with flowmill: {epochs} of "
-        f"{in_code(config.optimize.algorithm.name)} on {data}, {aim} {rewards}.{averaged}"
+        f"{label} {named}, post-trained{how} with flowmill: {epochs_text(content.epoch)} of "
+        f"{in_code(config.optimize.algorithm.name)} on {data}, {aim} {rewards}."
+        f"{averaged(config)}"
     )
 
 
 def _results(content: CardContent) -> str:
     if not content.after:
-        return f"## Results\n\nThe policy after epoch {content.epoch} was not evaluated."
+        return f"## Results\n\n{unevaluated(content.epoch)}"
     section = content.config.evaluate
     judges = {each.slot for each in section.judges}
     steps = section.steps or content.config.rollout.steps
@@ -175,11 +179,7 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     )
     lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
     if usage.base is not None and content.base.source != "hub":
-        where = (
-            f"it is `pipeline` in the store's artifact {in_code(content.base_artifact)}. Put it, or a link to it, here."
-        )
-        put = where if content.base.source in ("built", "file") else "put it, or a link to it, here."
-        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {put}"]
+        lines += ["", folder_note(usage.base, content.base, content.base_artifact)]
     if (lora := content.lora) is not None:
         lines += [
             "",
@@ -195,6 +195,24 @@ def _use(content: CardContent, usage: Usage | None) -> str:
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
+
+
+def unevaluated(epoch: int) -> str:
+    """Return the sentence in place of figures."""
+    return f"The policy after epoch {epoch} was not evaluated."
+
+
+def averaged(config: RunConfig) -> str:
+    """Return, after a space, that the weights are an average; empty if they are not."""
+    return " The weights are the moving average of those trained." if config.optimize.ema else ""
+
+
+def folder_note(name: str, base: BaseModel, artifact: str) -> str:
+    """Return the note that a base model's name in the call is a folder: a reader could take it for a repository.
+    ``artifact``: ``kind/id`` of the base model."""
+    stored = f"it is `pipeline` in the store's artifact {in_code(artifact)}. Put it, or a link to it, here."
+    put = stored if base.source in ("built", "file") else "put it, or a link to it, here."
+    return f"{in_code(name)} is the folder of the base model; {put}"
 
 
 def quantized_notes(model: ModelSection) -> list[str]:
@@ -215,22 +233,25 @@ def _origin(content: CardContent) -> str:
         "unknown": "unknown: the base model's folder states none. Find out before you share these weights.",
         "other": f"see {in_link(str(base.license.link), str(base.license.link))}, the base model's.",
     }
-    lora = content.config.model.lora
-    begun = [] if lora is None or lora.start is None else [f"- Training began with {in_code(Path(lora.start).name)}."]
-    if content.start is not None:
-        begun = [
-            f"- Training started from the policy {in_code(content.start['run'])}, {in_code(content.start['policy'])}."
-        ]
+    begun = start_sentence(content.config, content.start)
     return "\n".join(
         [
             "## Origin",
             "",
-            *begun,
+            *([f"- {begun}"] if begun else []),
             f"- License: {stated.get(base.license.id, f'{in_markdown(base.license.id)}, as the base model states.')}",
             f"- Policy: {in_code(content.policy)}, digest {in_code(content.digest)}",
             f"- Prompts: {in_code(content.prompts)}",
         ]
     )
+
+
+def start_sentence(config: RunConfig, policy: str | None) -> str:
+    """Return the sentence on the start of training, empty for the base model. ``policy``: ``kind/id``, or None."""
+    if policy is not None:
+        return f"Training started from the policy {in_code(policy)}."
+    lora = config.model.lora
+    return "" if lora is None or lora.start is None else "Training began with trained adapters."
 
 
 def plain_reward(section: RewardSection) -> Mapping[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from flowmill.configs.errors import PublishError
 from flowmill.models.policies.pipeline_index import MODULAR, placed_index
+from flowmill.models.weights.lora_files import LORA_FILE, PEFT_CONFIG, PEFT_FILE
+from flowmill.models.weights.pretrained_loading import SETTINGS
 from flowmill.tasks.export.copying import exported_files
 from flowmill.tasks.runs.context import RunContext
 
@@ -17,6 +20,9 @@ HERE = '"."  # this folder'
 #: The same for pipelines that load components from subfolders: transformers 5 mistakes a dot for one of them.
 HERE_WHOLE = 'os.path.abspath(".")  # this folder'
 _IN_PLACE = "Runs as pasted, in this folder,"
+#: Files that libraries load from a folder because of their names.
+_BY_NAME = {*SETTINGS, PEFT_CONFIG, PEFT_FILE, LORA_FILE, "chat_template.jinja"}
+_WEIGHTS = re.compile(r"(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 
 def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
@@ -31,8 +37,9 @@ def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
     return files
 
 
-def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str | None) -> str:
-    """Create the repository if needed, commit every file of an export to it, and return its URL.
+def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str | None) -> tuple[str, Sequence[str]]:
+    """Create the repository if needed, commit every file of an export to it, and return its URL and the files of an
+    earlier export that the commit removed.
 
     Files that it has already are not sent again.
 
@@ -51,13 +58,34 @@ def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str |
         )
     api = hub.HfApi(token=token)
     with _errors(repo, api.endpoint):
-        operations = [
+        operations: list[hub.CommitOperationAdd | hub.CommitOperationDelete] = [
             hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=_for_hub(name, path, repo))
             for name, path in files.items()
         ]
         api.create_repo(repo, private=private, exist_ok=True)
+        removed = left_over((each.rfilename for each in api.repo_info(repo).siblings or ()), files)
+        operations += map(hub.CommitOperationDelete, removed)
         api.create_commit(repo, operations, commit_message="Publish a post-trained policy")
-    return f"{api.endpoint}/{repo}"
+    return f"{api.endpoint}/{repo}", removed
+
+
+def left_over(names: Iterable[str], files: Iterable[str]) -> list[str]:
+    """Return the files of a repository that libraries would load with an export, or instead of it, as they do those of
+    another format: an adapter next to a whole model, or weights in one file next to weights in several.
+
+    Args:
+        names: names of the repository's files.
+        files: names of the export's files.
+    """
+    kept = set(files)
+    # The second LoRA file of Wan 2.2 is in a folder of its own; folders that no export has are not looked into.
+    folders = {"transformer_2", *(name.rpartition("/")[0] for name in kept), ""}
+    return sorted(
+        name
+        for name in {*names} - kept
+        for folder, _, last in [name.rpartition("/")]
+        if folder in folders and (last in _BY_NAME or _WEIGHTS.fullmatch(last))
+    )
 
 
 @contextmanager

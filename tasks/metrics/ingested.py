@@ -39,8 +39,16 @@ class IngestedFigures:
     """Samples by the license that their row states; empty text: none."""
 
     def __str__(self) -> str:
-        left_out = f", {len(self.refused)} rows left out" if self.refused else ""
-        return f"{self.rows} {self.kind} of {self.source}{left_out}"
+        return f"{self.rows} {self.kind} of {self.source}{self._left_out}"
+
+    @property
+    def counts(self) -> str:
+        """The same without the source: equal rows may have several, and are one artifact."""
+        return f"{self.rows} {self.kind}{self._left_out}"
+
+    @property
+    def _left_out(self) -> str:
+        return f", {len(self.refused)} rows left out" if self.refused else ""
 
     @property
     def license_text(self) -> str:

@@ -14,8 +14,12 @@ from flowmill.models.quickstart.addition import character_tokenizer, tiny_model
 from flowmill.models.rewards.base import declare
 
 
-def write_language_model(folder: Path, *, seed: int = 0) -> None:
-    tiny_model(seed).save_pretrained(folder)
+def write_language_model(folder: Path, *, seed: int = 0, tied: bool = False) -> None:
+    model = tiny_model(seed)
+    if tied:
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    model.save_pretrained(folder)
     character_tokenizer().save_pretrained(folder)
 
 

@@ -122,7 +122,7 @@ class PipelineExport:
             data=data_section(self._context, self._epoch),
             picture=picture,
             lora=lora,
-            start=self._context.starts_from,
+            start=(self._context.starts_from or {}).get("policy"),
         )
 
     @property

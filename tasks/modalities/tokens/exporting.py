@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 from flowmill.configs.escaping import in_code, in_markdown, in_python
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_CONFIG
-from flowmill.tasks.export.card import quantized_notes
+from flowmill.tasks.export.card import (
+    averaged,
+    card_title,
+    epochs_text,
+    folder_note,
+    quantized_notes,
+    start_sentence,
+    unevaluated,
+)
 from flowmill.tasks.export.provenance import data_section
 from flowmill.tasks.export.publish import HERE
 from flowmill.tasks.inputs.base_model import BaseModel, license_files
@@ -53,15 +61,13 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}{data}.{start}{quantized}
+Trained from {base} with {epochs} of {algorithm}{data}.{averaged}{start}{quantized}
 
 ```python
 {load}
 {usage}
 ```
-
-| reward | prompts | before | after |
-|---|---|--:|--:|
+{placed}
 {figures}
 {section}"""
 
@@ -101,8 +107,9 @@ class LanguageModelExport:
 
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
         epoch, config = self._exporting.epoch, self._config
-        start = self._context.starts_from
+        start = (self._context.starts_from or {}).get("policy")
         lora = self._exporting.format == "lora"
+        placed = lora and base.source != "hub"
         data = None if config.data is None else RunView(self._context).ingested()
         names = {"auto": policy.models.auto, "reader": policy.models.reader}
         head = {
@@ -112,16 +119,17 @@ class LanguageModelExport:
         }
         values = {
             "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
-            "title": in_markdown(f"{self._context.run.name}, epoch {epoch}"),
+            "title": in_markdown(card_title(base, config)),
             "base": in_code(base.name),
-            "start": ""
-            if start is None
-            else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
+            "start": f" {begun}" if (begun := start_sentence(config, start)) else "",
+            "epochs": epochs_text(epoch),
             "algorithm": in_code(config.optimize.algorithm.name),
-            "data": "" if data is None else f" on {in_markdown(str(data))} ({in_markdown(data.license_text)})",
+            "data": "" if data is None else f" on {in_markdown(data.counts)} ({in_markdown(data.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": (_ADAPTER if lora else _MODEL).format(base=_base_call(base), **names),
             "usage": self._usage(policy),
+            "averaged": averaged(config),
+            "placed": f"\n{folder_note(base.name, base, str(self._exporting.inputs[1]))}\n" if placed else "",
             "figures": "\n".join(self._figures()),
             "section": f"\n{data_text}\n" if (data_text := data_section(self._context, epoch)) else "",
         }
@@ -144,11 +152,14 @@ class LanguageModelExport:
     def _figures(self) -> list[str]:
         chain, epoch = self._context.chain, self._exporting.epoch
         before, after = evaluation_figures(chain, 0), evaluation_figures(chain, epoch)
-        rows = []
+        if not after:
+            return [unevaluated(epoch)]
+        rows = ["| reward | prompts | before | after |", "|---|---|--:|--:|"]
         for split, rewards in after.items():
             for slot, figures in rewards.items():
                 was = before.get(split, {}).get(slot, {}).get("mean")
-                start, end = ("" if mean is None else f"{mean:.3f}" for mean in (was, figures.get("mean")))
+                start = "not evaluated" if was is None else f"{was:.3f}"
+                end = f"{figures['mean']:.3f}" if "mean" in figures else ""
                 rows.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {end} |")
         return rows
 

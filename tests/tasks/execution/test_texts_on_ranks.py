@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.runs.opening import begin_run
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import prepare, stage_rows, stage_run, updates_of
-from tests.support.language_models import texts_data
+from tests.support.language_models import texts_data, write_language_model
 from tests.support.vision_classes import vision_data
 from tests.tasks.stages.test_stages import stored
 
@@ -50,10 +50,12 @@ CASES = {
 CHOSEN = {"fsdp, adapters", "images, fsdp, adapters"}
 
 
-def config_of(folder: Path, name: str, *settings: str, images: bool = False) -> RunConfig:
+def config_of(folder: Path, name: str, *settings: str, images: bool = False, tied: bool = False) -> RunConfig:
     path = folder / "texts.yaml"
     if not path.exists():
         path.write_text(yaml.safe_dump((vision_data if images else texts_data)(folder)))
+        if tied:
+            write_language_model(folder / "lm", tied=True)
     return load_config(path, [f"store.root={folder / name}", *SETTINGS, *settings])
 
 
@@ -70,11 +72,11 @@ def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RankEx
         crew.close()
 
 
-def trained(crew: RankExecutor, config: RunConfig) -> RunContext:
-    """Carry out two epochs, on the ranks what they work on."""
+def trained(crew: RankExecutor, config: RunConfig, epochs: Container[int] = (1, 2)) -> RunContext:
+    """Carry out epochs of a run, on the ranks what they work on."""
     context = prepare(config)
     for node in RunPlan(config).nodes():
-        if node.epoch and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
+        if node.epoch in epochs and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
             run = stage_run(context, node.stage, node.epoch, node.slot)
             if run.stage.on_ranks:
                 crew.run(run, run.pending())
@@ -105,3 +107,21 @@ def test_two_ranks_train_policy_and_critic_as_one_process(
             assert abs(rows[0] - rows[1]).max() < 3e-5
     first = updates_of(two, 1)[0]
     assert (first["ratio_mean"], first["kl_before_k1"]) == (1.0, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("lora", ["null", "{rank: 2, alpha: 4, targets: [q_proj, lm_head]}"], ids=["full", "adapters"])
+def test_tied_embeddings_train_as_in_one_process_from_one_strategy_to_the_other(
+    crews: dict[int, RankExecutor], tmp_path: Path, lora: str
+) -> None:
+    own = ["run.epochs=3", f"model.lora={lora}", "critic.backbone=policy"]
+    one = trained(crews[1], config_of(tmp_path, "one", *own, tied=True), (1, 2, 3))
+    for epoch, strategy in ((1, "fsdp"), (2, "ddp"), (3, "fsdp")):
+        ranks = ["execution.processes=2", f"execution.strategy={strategy}"]
+        two = trained(crews[2], config_of(tmp_path, "two", *own, *ranks), (epoch,))
+    name = Weights.TRAINED.value
+    first, ours, theirs = stored(one, 1, name), stored(one, 3, name), stored(two, 3, name)
+    assert ours.keys() == theirs.keys()
+    assert "model.lm_head.weight" not in ours
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 3e-5
+    assert max(float((ours[key] - first[key]).abs().max()) for key in ours) > 1e-4

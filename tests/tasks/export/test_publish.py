@@ -13,9 +13,10 @@ import pytest
 from flowmill.configs.errors import ConfigError, NotCommittedError, PublishError
 from flowmill.flows.cli.publish import publish_command
 from flowmill.flows.requests import PublishRequest
+from flowmill.models.weights.lora_files import LORA_FILE
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.maintenance.transfer import copy_run
-from flowmill.tasks.export.publish import HERE, finished_export, for_hub
+from flowmill.tasks.export.publish import HERE, finished_export, for_hub, left_over
 from flowmill.tasks.runs.opening import open_run
 from tests.conftest import ROOT, ConfigFactory
 from tests.support.hub import Hub, local_hub
@@ -68,10 +69,40 @@ def test_an_export_is_published_in_one_commit(store: ArtifactStore, hub: Hub) ->
     assert all(sent[name] == (folder / name).read_bytes() for name in names if name != "README.md")
     assert b'\nfolder = "ann/signs"\n' in sent["README.md"]
     assert hub.commits == ["Publish a post-trained policy"]
-    # Again: the repository is there.
+    # Again: the repository is there, with files of its owner and of a whole model that was published before.
+    own = {"sums.gguf": b"own", "runs/model_index.json": b"own"}
+    hub.files["ann/signs"] = {"model_index.json": b"earlier", **own, **sent}
     again = flowmill(store, hub, "small@0", "ann/signs", HF_TOKEN="a-token")
     assert again.returncode == 0, again.stderr
-    assert hub.files["ann/signs"] == sent
+    assert hub.files["ann/signs"] == {**own, **sent}
+    assert again.stdout.splitlines() == ["removed model_index.json, of an earlier export.", f"{hub.url}/ann/signs"]
+
+
+WHOLE_TEXTS = ["README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+ADAPTER_TEXTS = ["README.md", "adapter_config.json", "adapter_model.safetensors", "generation_config.json"]
+WHOLE = ["model_index.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
+SHARDS = [
+    f"transformer/diffusion_pytorch_model{end}" for end in ("-00001-of-00001.safetensors", ".safetensors.index.json")
+]
+
+
+@pytest.mark.parametrize(
+    ("held", "files", "removed"),
+    [
+        (ADAPTER_TEXTS, WHOLE_TEXTS, ADAPTER_TEXTS[1:3]),
+        (WHOLE_TEXTS, ADAPTER_TEXTS, ["config.json", "model.safetensors"]),
+        (["chat_template.jinja", *WHOLE_TEXTS], WHOLE_TEXTS, ["chat_template.jinja"]),
+        (WHOLE, [*WHOLE[:2], *SHARDS], WHOLE[2:]),
+        ([*WHOLE[:2], *SHARDS], WHOLE, SHARDS),
+        (WHOLE, [LORA_FILE], WHOLE[:1]),
+        ([LORA_FILE, f"transformer_2/{LORA_FILE}"], [LORA_FILE], [f"transformer_2/{LORA_FILE}"]),
+        ([LORA_FILE], WHOLE, [LORA_FILE]),
+        # Files of its owner.
+        ([".gitattributes", "my.safetensors", "images/x.png", f"checkpoint-9/{LORA_FILE}"], WHOLE_TEXTS, []),
+    ],
+)
+def test_files_of_another_export_do_not_stay(held: list[str], files: list[str], removed: list[str]) -> None:
+    assert left_over(held, files) == removed
 
 
 @pytest.mark.campaign_cases(

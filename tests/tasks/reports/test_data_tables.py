@@ -140,7 +140,7 @@ def test_the_card_of_an_export_says_what_a_policy_was_trained_on(context: RunCon
     (card,) = folder.rglob("README.md")
     given = context.chain.require(0, "ingest").artifact
     assert (
-        "## Data\n\n- Given samples: 5 pairs of rows.jsonl, 2 rows left out, 10 samples of 5 prompts (licenses: "
+        "## Data\n\n- Given samples: 5 pairs, 2 rows left out, 10 samples of 5 prompts (licenses: "
         f"CC-BY-4.0 8, CC0 2), `{given}`"
     ) in card.read_text().replace("\\", "")
     fitted = context.config.rewards[0].model_copy(update={"name": "fitted", "options": {"path": str(tmp_path)}})
