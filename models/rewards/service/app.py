@@ -96,7 +96,7 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
     if request.headers.get(messages.CHECKSUM) != messages.checksum(body):
         raise RefusedRequest(400, "the body does not match its checksum: it was changed on its way")
     try:
-        return await door.answered(batcher, await asyncio.to_thread(wire.unpack_request, body))
+        return await door.answered(request, batcher, await asyncio.to_thread(wire.unpack_request, body))
     except messages.WireError as error:
         raise RefusedRequest(400, f"no request for scores: {error}") from None
     except RewardServiceError as error:

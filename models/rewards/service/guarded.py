@@ -1,7 +1,7 @@
 """Access to a reward server: tokens, limits of bodies, counts.
 
-Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 503 stopping. All but
-200 have a JSON body with a message.
+Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 499 the caller has
+gone, 503 stopping. All but 200 have a JSON body with a message.
 """
 
 from __future__ import annotations
@@ -102,15 +102,23 @@ class Door:
             raise RefusedRequest(408, text) from None
         return b"".join(parts)
 
-    async def answered(self, batcher: Batcher, work: Batch) -> Scores:
-        """Return the answer to a request, unless too many wait or the server stops."""
+    async def answered(self, request: Request, batcher: Batcher, work: Batch) -> Scores:
+        """Return the answer to a request whose body was read, unless too many wait, the server stops, or the caller has
+        gone: it asks again, and would have its samples scored twice."""
+        answer, gone = asyncio.ensure_future(batcher.submit(work)), asyncio.ensure_future(_hung_up(request))
         try:
-            return await batcher.submit(work)
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise RefusedRequest(499, "the caller has gone")
+            return answer.result()
         except asyncio.CancelledError:
             # The server is stopping, and has waited for running calls.
             raise RefusedRequest(503, "the server stops; ask again later") from None
         except BusyError as busy:
             raise RefusedRequest(429, f"{busy}; ask again later") from None
+        finally:
+            answer.cancel()
+            gone.cancel()
 
     def _size(self, request: Request) -> int:
         """Return the size limit of a request's body: its stated size, or the maximum."""
@@ -122,3 +130,9 @@ class Door:
 
     def _too_large(self) -> RefusedRequest:
         return RefusedRequest(413, f"the body is larger than the {self._most} bytes that this server takes")
+
+
+async def _hung_up(request: Request) -> None:
+    """Return once the caller has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

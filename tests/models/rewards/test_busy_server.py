@@ -148,6 +148,56 @@ def test_samples_wait_in_a_queue_that_is_bounded() -> None:
     assert "samples wait; ask again later" in next(a for a in found if a.status_code == 429).json()["detail"]
 
 
+class Counting:
+    """Takes a while, and counts its calls."""
+
+    calls = 0
+
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        type(self).calls += 1
+        time.sleep(0.5)
+        return [1.0] * len(media)
+
+
+def test_samples_of_callers_that_have_gone_are_not_scored() -> None:
+    name = "tests.models.rewards.test_busy_server:Counting"
+    headers = {**HEADERS, wire.REWARD: wire.identity(name, {})}
+    served = make_app(Served(reward=Counting(), name=name, options={}, limits=Limits(join=1)))
+
+    async def impatient() -> None:
+        """Send the body, and hang up a little later."""
+        messages = [{"type": "http.request", "body": BODY}]
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                await asyncio.sleep(0.2)
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def dropped(message: Any) -> None:
+            pass
+
+        sized = {**headers, "content-length": str(len(BODY))}
+        pairs = [(key.encode(), value.encode()) for key, value in sized.items()]
+        scope = {"type": "http", "method": "POST", "path": wire.SCORE, "headers": pairs, "query_string": b""}
+        await served(scope, receive, dropped)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(served)
+        async with (
+            served.router.lifespan_context(served),
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+        ):
+            await asyncio.gather(*(impatient() for _ in range(5)))
+            answer = await client.post(wire.SCORE, content=BODY, headers=headers)
+            text = (await client.get(METRICS)).text
+            assert 'requests_total{status="499"} 5.0' in text
+            assert "waiting_samples 0.0" in text
+            return answer
+
+    assert asyncio.run(ask()).status_code == 200
+    assert Counting.calls == 2, "the call that had begun, and that of the patient caller"
+
+
 def _packed(**changes: Any) -> bytes:
     good = {"dtype": "uint8", "shape": [1, 2, 2, 3], "media": bytes(12), "prompts": ["a"], "metadata": [{}]}
     return bytes(msgpack.packb({**good, **changes}))

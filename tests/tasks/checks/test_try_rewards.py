@@ -232,12 +232,10 @@ def written(to: BaseHTTPRequestHandler, body: bytes) -> None:
 def test_what_a_served_reward_needs_is_checked(make_config: Make, place: str, needs: Needs, said: str) -> None:
     info = {"name": "mine:only_there", "options": {}, "needs": wire.needs_fields(needs), "perfect": None}
     body = json.dumps({**info, "max_bytes": 1000}).encode()
-    with (
-        answering(lambda to: written(to, body)) as url,
-        pytest.raises(ConfigError, match=re.escape(said)),
-    ):
-        server = f"{{url: '{url}', patience_s: 0}}"
-        try_rewards(RunPlan(make_config(f"{place}=[{{name: 'mine:only_there', server: {server}}}]")))
+    with answering(lambda to: written(to, body)) as url:
+        served = f"{{name: 'mine:only_there', server: {{url: '{url}', patience_s: 0}}}}"
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            try_rewards(RunPlan(make_config(f"{place}=[{served}]")))
 
 
 def test_rewards_of_the_ranks_are_not_made_in_the_process_that_starts_them(make_config: Make) -> None:
