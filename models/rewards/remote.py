@@ -19,6 +19,7 @@ from flowmill.configs.errors import ConfigError, FlowmillError, RewardError, Rew
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.base import Batch, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.errors import ErrorElsewhere
 from flowmill.models.rewards.service import wire
 from flowmill.models.serving import messages
 from flowmill.models.serving.retry import PassingError, Patience
@@ -152,7 +153,7 @@ class RemoteReward:
         try:
             return self._client.send(method, path, read, most=most, **more)
         except RefusedError as refused:
-            raise self._refusal(refused) from None
+            raise self._refusal(refused) from (ErrorElsewhere(refused.cause) if refused.cause else None)
         except PassingError as error:
             raise RewardServiceError(
                 f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}. {_REMEDY}"

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 
 from flowmill.configs.errors import FlowmillError, RewardServiceError
 from flowmill.models.rewards.base import Batch, Reward, Scores, joined, perfect_score
+from flowmill.models.rewards.errors import in_short
 from flowmill.models.rewards.invocation import OF_SAMPLES, Handling, declared_needs, score
 from flowmill.models.rewards.returned import MalformedError
 from flowmill.models.rewards.service import wire
@@ -104,7 +105,9 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
     except OF_SAMPLES as error:
         known = isinstance(error, FlowmillError)
         detail = str(error) if known else f"{type(error).__name__}: {error}"
-        raise RefusedRequest(424 if isinstance(error, MalformedError) else 422, detail) from None
+        if isinstance(error, MalformedError):
+            raise RefusedRequest(424, detail) from None
+        raise RefusedRequest(422, detail, in_short(error)) from None
     except FlowmillError as error:
         raise RefusedRequest(424, str(error)) from None
     except OSError as error:

@@ -27,11 +27,11 @@ _BODY_S, _BODY_RATE = 30.0, 1_000_000
 
 
 class RefusedRequest(Exception):
-    """A request that is refused, with a status code and the reason."""
+    """A request that is refused, with a status code, the reason and, where a sample failed, its error in short."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, cause: str = "") -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.cause = status, cause
 
 
 class Door:
@@ -58,7 +58,8 @@ class Door:
         async def refuse(request: Request, refused: RefusedRequest) -> JSONResponse:
             self._metrics.requests.labels(str(refused.status)).inc()
             more = {"retry-after": "1"} if refused.status == 429 else {}
-            return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
+            said = {"detail": str(refused)} | ({"cause": refused.cause} if refused.cause else {})
+            return JSONResponse(said, status_code=refused.status, headers=more)
 
         @app.get(METRICS, dependencies=[Depends(self.authorized)])
         def read_metrics() -> Response:

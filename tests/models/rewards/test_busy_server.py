@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import Handling, score
 from flowmill.models.rewards.remote import RemoteReward
 from flowmill.models.rewards.service import guarded, wire
 from flowmill.models.rewards.service.app import Served, make_app
@@ -54,6 +56,21 @@ def answered(asking: Asking, *, name: str = NAME, **about: Any) -> list[httpx.Re
     return asyncio.run(ask())
 
 
+def remote(name: str, **about: Any) -> RemoteReward:
+    """Return the client of a server in this process."""
+
+    def pass_on(request: httpx.Request) -> httpx.Response:
+        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+            path, headers = request.url.path, request.headers
+            return [await client.request(request.method, path, content=request.content, headers=headers)]
+
+        (answer,) = answered(ask, name=name, **about)
+        return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+
+    server = ServerSection(url="http://127.0.0.1", patience_s=0.0)
+    return RemoteReward(server, name, about.get("options", {}), transport=httpx.MockTransport(pass_on))
+
+
 async def drip(*, for_s: float) -> AsyncIterator[bytes]:
     """Send a body so slowly that it is there after a while."""
     yield BODY[:10]
@@ -72,6 +89,8 @@ class Raising:
             raise RewardServiceError("the judge gives no answer")
         if self.kind == "file":
             raise FileNotFoundError(2, "no such file", "two.png")
+        if self.kind == "sample":
+            raise ValueError("unreadable")
         if self.kind == "setup":
             raise ConfigError("a template is missing")
         if self.kind == "disk":
@@ -103,6 +122,22 @@ def test_failures_of_all_samples_are_told_from_those_of_some(
     if error is not None:
         reward = RemoteReward(ServerSection(url="http://127.0.0.1:1"), name, options)
         assert type(reward._refusal(RefusedError(status, answer.json()["detail"]))) is error
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("sample", "failed: ValueError: unreadable"),
+        ("file", "failed: FileNotFoundError: [Errno 2] no such file: 'two.png'"),
+    ],
+)
+def test_a_sample_that_fails_has_one_remark_here_and_behind_a_server(
+    kind: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    name, options = "tests.models.rewards.test_busy_server:Raising", {"kind": kind}
+    for reward in (Raising(kind), remote(name, options=options)):
+        assert score(reward, "mine", samples(1), Handling(exclude=True)).notes == [note]
 
 
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
