@@ -73,7 +73,7 @@ def log_traceback(error: BaseException, name: str, where: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             # The error of a user's own code may be private.
             (folder / file).touch(mode=0o600)
-            (folder / file).write_text(text, encoding="utf-8")
+            (folder / file).write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError:
             continue
         return folder / file

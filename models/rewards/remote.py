@@ -106,7 +106,13 @@ class RemoteReward:
             yield batch.take(range(start, min(start + rows, len(batch))))
 
     def _ask(self, batch: Batch) -> Scores:
-        body = wire.pack_request(batch)
+        try:
+            body = wire.pack_request(batch)
+        except messages.WireError as error:
+            raise ConfigError(
+                f"{self._place}: a prompt or one of its columns cannot be sent there ({error}). Write integers beyond "
+                "64 bits as texts, or score with the reward in this process: remove 'server'."
+            ) from None
         identity = wire.identity(self._name, self._options)
         # A restarted server may serve another reward, so each request names its own.
         headers = {"content-type": messages.TYPE, messages.CHECKSUM: messages.checksum(body), wire.REWARD: identity}

@@ -59,6 +59,8 @@ class Door:
             self._metrics.requests.labels(str(refused.status)).inc()
             more = {"retry-after": "1"} if refused.status == 429 else {}
             said = {"detail": str(refused)} | ({"cause": refused.cause} if refused.cause else {})
+            # An error of a reward may hold halves of characters, which no answer holds.
+            said = {name: text.encode(errors="replace").decode() for name, text in said.items()}
             return JSONResponse(said, status_code=refused.status, headers=more)
 
         @app.get(METRICS, dependencies=[Depends(self.authorized)])

@@ -20,6 +20,7 @@ import pytest
 
 from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.rewards import ServerSection
+from flowmill.models.rewards.base import Batch
 from flowmill.models.rewards.factory import make_reward
 from flowmill.models.rewards.invocation import Handling, score
 from flowmill.models.rewards.remote import RemoteReward
@@ -91,6 +92,8 @@ class Raising:
             raise FileNotFoundError(2, "no such file", "two.png")
         if self.kind == "sample":
             raise ValueError("unreadable")
+        if self.kind == "half":
+            raise ValueError("half \ud83d")
         if self.kind == "setup":
             raise ConfigError("a template is missing")
         if self.kind == "disk":
@@ -128,6 +131,7 @@ def test_failures_of_all_samples_are_told_from_those_of_some(
     ("kind", "note"),
     [
         ("sample", "failed: ValueError: unreadable"),
+        ("half", "failed: ValueError: half ?"),
         ("file", "failed: FileNotFoundError: [Errno 2] no such file: 'two.png'"),
     ],
 )
@@ -138,6 +142,13 @@ def test_a_sample_that_fails_has_one_remark_here_and_behind_a_server(
     name, options = "tests.models.rewards.test_busy_server:Raising", {"kind": kind}
     for reward in (Raising(kind), remote(name, options=options)):
         assert score(reward, "mine", samples(1), Handling(exclude=True)).notes == [note]
+
+
+@pytest.mark.parametrize(("prompt", "value"), [("a", 1 << 70), ("\ud83d", 1)])
+def test_what_no_message_holds_is_said_of_the_prompts(prompt: str, value: int) -> None:
+    batch = Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=[prompt], metadata=[{"id": value}])
+    with pytest.raises(ConfigError, match="a prompt or one of its columns cannot be sent there"):
+        score(remote(NAME), "mine", batch, Handling(exclude=True))
 
 
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
