@@ -38,8 +38,15 @@ class Served:
     max_bytes: int = 256_000_000
     """The largest request body."""
     batch_size: int | None = None
-    """Rows per call of the reward; None: the reward's own."""
+    """Rows per call of the reward; None: the reward's own, or those of a request."""
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def joining(self) -> Limits:
+        """The limits of calls: scores may depend on the rows of a call, so requests join only where these are fixed."""
+        needs = declared_needs(self.reward)
+        fixed = needs.groupwise or self.batch_size is not None or needs.batch_size is not None
+        return self.limits if fixed else replace(self.limits, join=1)
 
     def score(self, batches: Sequence[Batch]) -> list[Scores]:
         """Return the scores of requests from one call; a groupwise reward treats each request as one group."""
@@ -57,7 +64,7 @@ class Served:
 def make_app(served: Served) -> FastAPI:
     """Return the app that serves a reward."""
     metrics = Metrics()
-    batcher = Batcher(served.score, limits=served.limits, metrics=metrics)
+    batcher = Batcher(served.score, limits=served.joining, metrics=metrics)
     door = Door(token=served.token, max_bytes=served.max_bytes, metrics=metrics)
     app = door.app(f"reward {served.name}", batcher.run)
 

@@ -20,7 +20,7 @@ import pytest
 
 from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.rewards import ServerSection
-from flowmill.models.rewards.base import Batch
+from flowmill.models.rewards.base import Batch, Needs
 from flowmill.models.rewards.factory import make_reward
 from flowmill.models.rewards.invocation import Handling, score
 from flowmill.models.rewards.remote import RemoteReward
@@ -192,6 +192,42 @@ def test_samples_wait_in_a_queue_that_is_bounded() -> None:
     found = answered(ask, name=SLOW, options={"seconds": 0.3}, limits=Limits(waiting=4))
     assert sorted(answer.status_code for answer in found) == [200, 200, 429, 429, 429]
     assert "samples wait; ask again later" in next(a for a in found if a.status_code == 429).json()["detail"]
+
+
+class Rows:
+    """Says how many rows a call has."""
+
+    def __init__(self, groupwise: bool = False, batch_size: int | None = None) -> None:
+        self.needs = Needs(groupwise=groupwise, batch_size=batch_size)
+
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        return [float(len(media))] * len(media)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "rows"),
+    [
+        ({}, {}, [1, 2, 3]),
+        ({}, {"batch_size": 4}, [4, 4, 4]),
+        ({"batch_size": 8}, {}, [8, 8, 8]),
+        ({"groupwise": True}, {}, [1, 2, 3]),
+    ],
+)
+def test_rows_of_a_call_do_not_depend_on_other_requests(
+    options: dict[str, Any], more: dict[str, Any], rows: list[int]
+) -> None:
+    name = "tests.models.rewards.test_busy_server:Rows"
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        bodies = [wire.pack_request(samples(count)) for count in (1, 2, 3)]
+        identity = {wire.REWARD: wire.identity(name, options)}
+        each = [({**identity, messages.CHECKSUM: messages.checksum(body)}, body) for body in bodies]
+        posts = (client.post(wire.SCORE, content=body, headers=headers) for headers, body in each)
+        return list(await asyncio.gather(*posts))
+
+    found = answered(ask, name=name, options=options, limits=Limits(wait_s=0.3), **more)
+    values = [wire.unpack_answer(answer.content, count).values for count, answer in enumerate(found, 1)]
+    assert [float(each[0]) for each in values] == rows
 
 
 class Counting:
