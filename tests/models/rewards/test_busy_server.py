@@ -30,6 +30,7 @@ from flowmill.models.rewards.service.batching import Limits
 from flowmill.models.rewards.service.guarded import METRICS
 from flowmill.models.rewards.testing import samples
 from flowmill.models.serving import messages
+from flowmill.models.serving.retry import PassingError, Patience
 from flowmill.models.serving.server_client import RefusedError
 from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
@@ -149,6 +150,23 @@ def test_what_no_message_holds_is_said_of_the_prompts(prompt: str, value: int) -
     batch = Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=[prompt], metadata=[{"id": value}])
     with pytest.raises(ConfigError, match="a prompt or one of its columns cannot be sent there"):
         score(remote(NAME), "mine", batch, Handling(exclude=True))
+
+
+def test_a_refusal_ends_the_failure_of_a_server() -> None:
+    """Busy, then a sample that fails, and busy again much later: that failure has only begun."""
+    patience, outcomes = Patience(0.2, sleep=lambda seconds: None), list[Exception]()
+
+    def call() -> str:
+        if outcomes:
+            raise outcomes.pop(0)
+        return "done"
+
+    outcomes += [PassingError("busy"), RefusedError(422, "a black image")]
+    with pytest.raises(RefusedError):
+        patience.again(call)
+    time.sleep(0.3)
+    outcomes.append(PassingError("busy"))
+    assert patience.again(call) == "done"
 
 
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
