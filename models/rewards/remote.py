@@ -38,6 +38,10 @@ _REMEDY = (
 )
 
 
+class _TooLargeError(RewardError):
+    """A request that is larger than the server takes."""
+
+
 class RemoteReward:
     """The reward of a ``flowmill serve-reward`` process."""
 
@@ -86,7 +90,7 @@ class RemoteReward:
         """Return the server's scores, from several requests if one would exceed its size limit. Raises ConfigError if
         it refuses to answer; RewardError if the reward fails there; RewardServiceError if there is no answer."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
-        parts = [self._ask(part) for part in self._parts(batch)]
+        parts = [scores for part in self._parts(batch) for scores in self._in_halves(part)]
         if len(parts) == 1:
             return parts[0]
         notes = [note for part in parts for note in part.notes or [""] * len(part.values)]
@@ -104,6 +108,18 @@ class RemoteReward:
             rows = max(1, (self._info.max_bytes - _ROOM - shared) * len(batch) // (media + texts))
         for start in range(0, len(batch), rows):
             yield batch.take(range(start, min(start + rows, len(batch))))
+
+    def _in_halves(self, batch: Batch) -> list[Scores]:
+        """Return the scores of a part, or of its halves where the server finds it too large: rows differ in size, and a
+        server that was started again may have another limit."""
+        try:
+            return [self._ask(batch)]
+        except _TooLargeError:
+            if len(batch) == 1 or self.needs.groupwise:
+                raise
+        middle = len(batch) // 2
+        halves = batch.take(range(middle)), batch.take(range(middle, len(batch)))
+        return [scores for half in halves for scores in self._in_halves(half)]
 
     def _ask(self, batch: Batch) -> Scores:
         try:
@@ -172,5 +188,6 @@ class RemoteReward:
         if status == httpx.codes.UNPROCESSABLE_ENTITY:
             return RewardError(detail)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
-            return RewardError(f"{self._place} refuses samples: {detail}.")
+            kind = RewardError if status == httpx.codes.BAD_REQUEST else _TooLargeError
+            return kind(f"{self._place} refuses samples: {detail}.")
         return ConfigError(f"{self._place} refuses to answer ({status}): {detail}.")

@@ -36,6 +36,7 @@ from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
 
 NAME, SLOW = "constant", "tests.models.rewards.test_reward_server:Slow"
+ROWS = "tests.models.rewards.test_busy_server:Rows"
 BODY = wire.pack_request(samples(1))
 HEADERS = {messages.CHECKSUM: messages.checksum(BODY), wire.REWARD: wire.identity(NAME, {})}
 
@@ -169,6 +170,15 @@ def test_a_refusal_ends_the_failure_of_a_server() -> None:
     assert patience.again(call) == "done"
 
 
+def test_rows_of_different_sizes_are_sent_within_the_limit() -> None:
+    """As many rows as fit by their mean do not fit where the large ones are together; a single one may be too large."""
+    reward = remote(ROWS, max_bytes=300_000)
+    texts = np.array(["x" * 200_000] * 3 + ["y"] * 13, object)
+    assert len(reward.score(texts, ["a"] * 16, [{}] * 16).values) == 16
+    with pytest.raises(RewardError, match="refuses samples: the body is larger than the 300000 bytes"):
+        reward.score(np.array(["x" * 400_000, "y"], object), ["a"] * 2, [{}] * 2)
+
+
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded, "_BODY_S", 0.1)
 
@@ -234,16 +244,14 @@ class Rows:
 def test_rows_of_a_call_do_not_depend_on_other_requests(
     options: dict[str, Any], more: dict[str, Any], rows: list[int]
 ) -> None:
-    name = "tests.models.rewards.test_busy_server:Rows"
-
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
         bodies = [wire.pack_request(samples(count)) for count in (1, 2, 3)]
-        identity = {wire.REWARD: wire.identity(name, options)}
+        identity = {wire.REWARD: wire.identity(ROWS, options)}
         each = [({**identity, messages.CHECKSUM: messages.checksum(body)}, body) for body in bodies]
         posts = (client.post(wire.SCORE, content=body, headers=headers) for headers, body in each)
         return list(await asyncio.gather(*posts))
 
-    found = answered(ask, name=name, options=options, limits=Limits(wait_s=0.3), **more)
+    found = answered(ask, name=ROWS, options=options, limits=Limits(wait_s=0.3), **more)
     values = [wire.unpack_answer(answer.content, count).values for count, answer in enumerate(found, 1)]
     assert [float(each[0]) for each in values] == rows
 
