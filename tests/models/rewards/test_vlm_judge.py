@@ -158,6 +158,7 @@ def test_a_refusal_of_all_requests_is_a_failure_of_no_sample(endpoint: Endpoint,
         ({"question": "Is it good?"}, "Write {prompt} where the prompt goes"),
         ({"pattern": "Score"}, "has no group"),
         ({"concurrency": 0}, "concurrency is 0; it must be greater than 0"),
+        ({"timeout_s": 0}, "timeout_s is 0; it must be greater than 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(endpoint: Endpoint, options: dict[str, Any], said: str) -> None:
