@@ -237,7 +237,7 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def write_once(target: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder atomically; remove those older than the previous one, and what killed writes and removals left."""
+    """Write a folder atomically; remove those older than the previous one, and remains of killed ones."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(target)

@@ -126,8 +126,8 @@ class RemoteReward:
             body = wire.pack_request(batch)
         except messages.WireError as error:
             raise ConfigError(
-                f"{self._place}: a prompt or one of its columns cannot be sent there ({error}). Write integers beyond "
-                "64 bits as texts, or score with the reward in this process: remove 'server'."
+                f"{self._place}: a prompt or one of its columns cannot be sent there ({error}). Messages hold "
+                "integers of 64 bits and whole characters: write others as texts, or remove 'server'."
             ) from None
         identity = wire.identity(self._name, self._options)
         # A restarted server may serve another reward, so each request names its own.

@@ -26,8 +26,8 @@ class RefusedError(Exception):
     """A refusal that no retry cures."""
 
     def __init__(self, status: int, detail: str, cause: str = "") -> None:
-        """Bind to the status code, 0 if the address cannot be used, the reason, and what a reward server calls its
-        ``cause``."""
+        """Bind to the status code, 0 if the address cannot be used, the reason, and the field ``cause`` of a
+        reward server's answer."""
         super().__init__(f"{status}: {detail}" if status else detail)
         self.status, self.detail, self.cause = status, detail, cause
 

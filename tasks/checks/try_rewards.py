@@ -173,6 +173,6 @@ def _try(
 
 
 def _check_served(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
-    """Check that a run has what a server's reward needs, which only the server knows."""
+    """Check that a run meets the needs of a server's reward, which only the server knows."""
     # Servers say 'images' for 'samples', which may be texts.
     check_needs(section, replace(needs, media="samples") if needs.media == "images" else needs, plan)
