@@ -168,8 +168,8 @@ def first_line(error: Exception) -> str:
 
 def without_process(text: str) -> str:
     """Return a message for an artifact, whose bytes are the same from any process: without addresses of objects and
-    names of temporary files."""
-    return _TEMPORARY.sub("", _ADDRESS.sub(r"\1", text))
+    names of temporary files, and with ? for halves of characters, which UTF-8 does not hold."""
+    return _TEMPORARY.sub("", _ADDRESS.sub(r"\1", text)).encode(errors="replace").decode()
 
 
 def in_words(error: BaseException) -> str:

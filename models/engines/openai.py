@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
@@ -43,6 +43,8 @@ _MOST, _MOST_PER_TOKEN = 1 << 18, 1 << 10
 _DENIED = frozenset({401, 403})
 #: Policies that stay in ``folder``: the server may still read the previous one.
 _SAVED = 2
+#: Seconds without a change after which a hidden folder is no longer being written or removed.
+_ABANDONED_S = 3600.0
 _AGAIN = "Committed results stay: give the same command again."
 
 
@@ -235,10 +237,10 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def write_once(target: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder atomically; remove those older than the previous one."""
+    """Write a folder atomically; remove those older than the previous one, and remains of killed ones."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".{target.name}-{uuid4().hex}"
+        temporary = _beside(target)
         try:
             write(temporary)
             share_files(temporary, target.parent)
@@ -252,7 +254,18 @@ def write_once(target: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     others = [path for path in target.parent.glob("policy-*") if path != target and path.is_dir()]
     for path in sorted(others, key=lambda path: path.stat().st_mtime)[: 1 - _SAVED]:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            # Under its name the rest of a killed removal would count as the policy.
+            shutil.rmtree(path.rename(_beside(path)), ignore_errors=True)
+    for path in target.parent.glob(".policy-*"):
+        with suppress(OSError):
+            if time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*"))) > _ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _beside(folder: Path) -> Path:
+    """Return a new hidden name for a folder that is being written or removed."""
+    return folder.with_name(f".{folder.name}-{uuid4().hex}")
 
 
 def _filled(value: Any, **names: str) -> Any:

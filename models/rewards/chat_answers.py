@@ -10,8 +10,9 @@ from typing import Any
 
 import regex
 
-from flowmill.configs.answers import json_of
+from flowmill.configs.answers import json_of, text_of
 from flowmill.configs.errors import RewardError
+from flowmill.models.serving.retry import PassingError
 
 #: Alternatives for the first token that are read: OpenAI's limit is 20.
 _LIKELIEST = 100
@@ -49,13 +50,17 @@ class Answer:
 
 
 def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
-    """Return the first choice of a chat completion; raise ValueError if it is not a completion with a text."""
-    completion = json_of(content)
+    """Return the first choice of a chat completion. Raises PassingError if it is none, as of a proxy or a server that
+    starts; ValueError if its text or log-probs cannot be read."""
+    try:
+        completion = json_of(content)
+    except ValueError:
+        completion = None
     choices = completion.get("choices") if isinstance(completion, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
-        raise ValueError("its answer is no chat completion")
+        raise PassingError(f"its answer is no chat completion: {text_of(content)[:200]!r}")
     text = message.get("content")
     if not isinstance(text, str | None):
         raise ValueError(f"its answer is no text but a {type(text).__name__}")

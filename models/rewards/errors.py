@@ -30,6 +30,17 @@ class Origin:
         return Origin(samples=[self.samples[row] for row in rows] if self.samples else (), shard=self.shard)
 
 
+class ErrorElsewhere(Exception):
+    """An error of a reward in another process, as ``in_short`` says it there."""
+
+
+def in_short(error: BaseException) -> str:
+    """Return type and text of the error that a reward raised, the same for each call: the message around it names the
+    file of the traceback."""
+    cause = error if error.__cause__ is None else error.__cause__
+    return str(cause) if isinstance(cause, ErrorElsewhere) else f"{type(cause).__name__}: {cause}"
+
+
 def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> str:
     """Return ``prompt '...' (sample ..., shard ...)`` of one row of a call; None: the failure of all rows together."""
     parts = []
@@ -62,7 +73,7 @@ def log_traceback(error: BaseException, name: str, where: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             # The error of a user's own code may be private.
             (folder / file).touch(mode=0o600)
-            (folder / file).write_text(text, encoding="utf-8")
+            (folder / file).write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError:
             continue
         return folder / file

@@ -15,7 +15,7 @@ from flowmill.configs.errors import FlowmillError, RewardError, RewardServiceErr
 from flowmill.configs.exits import is_interruption
 from flowmill.configs.rewards import RewardSection
 from flowmill.models.rewards.base import Batch, Needs, Reward, Scores
-from flowmill.models.rewards.errors import describe, expected, log_traceback
+from flowmill.models.rewards.errors import describe, expected, in_short, log_traceback
 from flowmill.models.rewards.returned import MalformedError, read_scores
 
 #: Errors that a sample may have caused; a lost connection or a full disk is another matter.
@@ -100,8 +100,7 @@ def _score_rows(
 
 
 def _failed(error: Exception) -> str:
-    cause = error if error.__cause__ is None else error.__cause__
-    return without_process(f"failed: {type(cause).__name__}: {cause}")
+    return without_process(f"failed: {in_short(error)}")
 
 
 def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:

@@ -19,6 +19,7 @@ from flowmill.configs.errors import ConfigError, FlowmillError, RewardError, Rew
 from flowmill.configs.fingerprint import canonical_json
 from flowmill.configs.rewards import ServerSection
 from flowmill.models.rewards.base import Batch, Metadata, Needs, Scores, Sources
+from flowmill.models.rewards.errors import ErrorElsewhere
 from flowmill.models.rewards.service import wire
 from flowmill.models.serving import messages
 from flowmill.models.serving.retry import PassingError, Patience
@@ -35,6 +36,10 @@ _REMEDY = (
     "Start it again with 'flowmill serve-reward', and give the same command: committed results stay, and no other "
     "samples were scored."
 )
+
+
+class _TooLargeError(RewardError):
+    """A request that is larger than the server takes."""
 
 
 class RemoteReward:
@@ -85,7 +90,7 @@ class RemoteReward:
         """Return the server's scores, from several requests if one would exceed its size limit. Raises ConfigError if
         it refuses to answer; RewardError if the reward fails there; RewardServiceError if there is no answer."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
-        parts = [self._ask(part) for part in self._parts(batch)]
+        parts = [scores for part in self._parts(batch) for scores in self._in_halves(part)]
         if len(parts) == 1:
             return parts[0]
         notes = [note for part in parts for note in part.notes or [""] * len(part.values)]
@@ -104,8 +109,26 @@ class RemoteReward:
         for start in range(0, len(batch), rows):
             yield batch.take(range(start, min(start + rows, len(batch))))
 
+    def _in_halves(self, batch: Batch) -> list[Scores]:
+        """Return the scores of a part, or of its halves where the server finds it too large: rows differ in size, and a
+        server that was started again may have another limit."""
+        try:
+            return [self._ask(batch)]
+        except _TooLargeError:
+            if len(batch) == 1 or self.needs.groupwise:
+                raise
+        middle = len(batch) // 2
+        halves = batch.take(range(middle)), batch.take(range(middle, len(batch)))
+        return [scores for half in halves for scores in self._in_halves(half)]
+
     def _ask(self, batch: Batch) -> Scores:
-        body = wire.pack_request(batch)
+        try:
+            body = wire.pack_request(batch)
+        except messages.WireError as error:
+            raise ConfigError(
+                f"{self._place}: a prompt or one of its columns cannot be sent there ({error}). Messages hold "
+                "integers of 64 bits and whole characters: write others as texts, or remove 'server'."
+            ) from None
         identity = wire.identity(self._name, self._options)
         # A restarted server may serve another reward, so each request names its own.
         headers = {"content-type": messages.TYPE, messages.CHECKSUM: messages.checksum(body), wire.REWARD: identity}
@@ -152,7 +175,7 @@ class RemoteReward:
         try:
             return self._client.send(method, path, read, most=most, **more)
         except RefusedError as refused:
-            raise self._refusal(refused) from None
+            raise self._refusal(refused) from (ErrorElsewhere(refused.cause) if refused.cause else None)
         except PassingError as error:
             raise RewardServiceError(
                 f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}. {_REMEDY}"
@@ -165,5 +188,6 @@ class RemoteReward:
         if status == httpx.codes.UNPROCESSABLE_ENTITY:
             return RewardError(detail)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
-            return RewardError(f"{self._place} refuses samples: {detail}.")
+            kind = RewardError if status == httpx.codes.BAD_REQUEST else _TooLargeError
+            return kind(f"{self._place} refuses samples: {detail}.")
         return ConfigError(f"{self._place} refuses to answer ({status}): {detail}.")

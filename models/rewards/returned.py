@@ -42,7 +42,8 @@ def read_scores(result: Any, name: str, batch: Batch) -> Scores:
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         where, value = describe(batch.origin, int(bad[0]), batch.prompts), returned[bad[0]]
-        fault = "not finite" if value is None or not np.isfinite(float(value)) else "too large for float32"
+        infinite = value is None or value != value or abs(value) == np.inf
+        fault = "not finite" if infinite else "too large for float32"
         raise RewardError(
             f"Reward '{name}' returned {value} for {where} ({len(bad)} of {len(values)} scores are {fault}). A "
             "gradient cannot be made from that: mend the reward, then run again; committed rollouts are kept."
@@ -57,7 +58,11 @@ def _numbers(values: Any) -> np.ndarray | None:
     except Exception:  # noqa: BLE001 - ragged lists, tensors on devices: the message describes the value by its type
         return None
     if numbers.dtype == object:
-        return numbers if all(each is None or isinstance(each, Real | Decimal) for each in numbers.flat) else None
+        if not all(each is None or isinstance(each, Real | Decimal) for each in numbers.flat):
+            return None
+        # Of integers beyond its range float raises an error; of decimals it returns infinity.
+        exact = [+Decimal(each) if isinstance(each, int) else each for each in numbers.flat]
+        return np.array(exact, object).reshape(numbers.shape)
     return numbers if numbers.dtype.kind in "biuf" else None
 
 

@@ -74,7 +74,7 @@ class Asking:
     """Images are scaled down to at most this height and width; None: sent unchanged."""
     concurrency: PositiveInt = 8
     """Parallel requests."""
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
     """Seconds for a request."""
 
     def __post_init__(self) -> None:

@@ -27,8 +27,11 @@ def checksum(body: bytes) -> str:
 
 
 def pack(message: Any) -> bytes:
-    """Return msgpack of plain data."""
-    return msgpack.packb(message, use_bin_type=True)
+    """Return msgpack of plain data; raise WireError if it has no form for a value, as for integers beyond 64 bits."""
+    try:
+        return msgpack.packb(message, use_bin_type=True)
+    except (OverflowError, ValueError) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from None
 
 
 def unpack(body: bytes) -> Any:

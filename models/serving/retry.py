@@ -62,6 +62,10 @@ class Patience:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
             raise
+        except Exception:
+            # A refusal is an answer too.
+            self._failing_since = None
+            raise
         self._failing_since = None
         return result
 

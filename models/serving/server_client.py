@@ -25,10 +25,11 @@ _OPENAI = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PRO
 class RefusedError(Exception):
     """A refusal that no retry cures."""
 
-    def __init__(self, status: int, detail: str) -> None:
-        """Bind to the status code, 0 if the address cannot be used, and the reason."""
+    def __init__(self, status: int, detail: str, cause: str = "") -> None:
+        """Bind to the status code, 0 if the address cannot be used, the reason, and the field ``cause`` of a
+        reward server's answer."""
         super().__init__(f"{status}: {detail}" if status else detail)
-        self.status, self.detail = status, detail
+        self.status, self.detail, self.cause = status, detail, cause
 
 
 class ServerClient:
@@ -65,7 +66,7 @@ class ServerClient:
             after = answer.headers.get("retry-after", "")
             raise PassingError(f"it answers {status}: {_detail(answer)}", float(after) if after.isdecimal() else 0.0)
         if not answer.is_success:
-            raise RefusedError(status, _detail(answer))
+            raise RefusedError(status, _detail(answer), _cause(answer))
         return answer
 
 
@@ -87,3 +88,12 @@ def _detail(answer: httpx.Response) -> str:
         if isinstance(content, dict) and name in content:
             content = content[name]
     return str(content)[:2000]
+
+
+def _cause(answer: httpx.Response) -> str:
+    try:
+        content = json_of(answer.content)
+    except ValueError:
+        return ""
+    cause = content.get("cause") if isinstance(content, dict) else None
+    return cause if isinstance(cause, str) else ""

@@ -44,7 +44,7 @@ def check_rewards(plan: RunPlan, *, build: bool) -> None:
         if section.server is not None:
             _check_served(section)
             continue
-        _check_needs(section, needs_of(section.name, section.options), plan)
+        check_needs(section, needs_of(section.name, section.options), plan)
         if build:
             RewardCache(Fits(config.store).located).of(section)
 
@@ -103,6 +103,33 @@ def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt for prompt in prompts if not section.sources or prompt.metadata.get(SOURCE) in section.sources]
 
 
+def check_needs(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
+    """Check that a run has the media, source images and prompt columns that a reward needs."""
+    config = plan.config
+    if not reads_images(config, section):
+        plan.modality.check_scored(section, needs, config)
+    elif needs.media not in ("samples", "images"):
+        remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
+        raise ConfigError(
+            f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
+            f"it draws. {remedy}."
+        )
+    if needs.references and image_column(config) is None:
+        raise ConfigError(
+            f"rewards: '{section.slot}' compares with the images that prompts start from, but prompts.image is not "
+            "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
+        )
+    for split in ("train", "heldout"):
+        source = "data.train" if config.data is not None and split == "train" else f"prompts.{split}"
+        for prompt in asked_of(section, plan.prompts[split]):
+            for column in needs.columns:
+                if column not in prompt.metadata:
+                    raise ConfigError(
+                        f"rewards: '{section.slot}' needs the column '{column}' of the prompt source, which prompt "
+                        f"{prompt.text!r} of {source} does not have. Add it, or choose another reward."
+                    )
+
+
 def _check_sources(section: RewardSection, config: RunConfig) -> None:
     sources = [source.name for source in config.prompts.sources]
     for name in section.sources:
@@ -159,29 +186,3 @@ def _check_served(section: RewardSection) -> None:
             f"rewards: '{section.slot}' names a fit of the store, which its server does not read. Copy it there with "
             "'flowmill reward fit CONFIG --to FOLDER', and set the option 'path' instead of 'run'."
         )
-
-
-def _check_needs(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
-    config = plan.config
-    if not reads_images(config, section):
-        plan.modality.check_scored(section, needs, config)
-    elif needs.media not in ("samples", "images"):
-        remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
-        raise ConfigError(
-            f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
-            f"it draws. {remedy}."
-        )
-    if needs.references and image_column(config) is None:
-        raise ConfigError(
-            f"rewards: '{section.slot}' compares with the images that prompts start from, but prompts.image is not "
-            "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
-        )
-    for split in ("train", "heldout"):
-        source = "data.train" if config.data is not None and split == "train" else f"prompts.{split}"
-        for prompt in asked_of(section, plan.prompts[split]):
-            for column in needs.columns:
-                if column not in prompt.metadata:
-                    raise ConfigError(
-                        f"rewards: '{section.slot}' needs the column '{column}' of the prompt source, which prompt "
-                        f"{prompt.text!r} of {source} does not have. Add it, or choose another reward."
-                    )

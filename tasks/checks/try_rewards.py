@@ -16,7 +16,7 @@ from flowmill.models.rewards.base import Batch, Needs, Origin, Reward
 from flowmill.models.rewards.factory import RewardCache, check_section, needs_of, works_on_accelerator
 from flowmill.models.rewards.invocation import Handling, declared_needs, score
 from flowmill.models.rewards.remote import RemoteReward
-from flowmill.tasks.checks.check_rewards import asked_of
+from flowmill.tasks.checks.check_rewards import asked_of, check_needs
 from flowmill.tasks.execution.runners import score_workers
 from flowmill.tasks.inputs.fits import Fits
 from flowmill.tasks.inputs.prompt_rows import read_picture
@@ -152,6 +152,7 @@ def _try(
 ) -> None:
     if isinstance(reward, RemoteReward):
         reward.introduce()
+        _check_served(section, declared_needs(reward), plan)
     needs = declared_needs(reward)
     if needs.media == "latents":
         # Their shape depends on the model, which is not loaded yet.
@@ -169,3 +170,9 @@ def _try(
                 raise RewardError(f"{type(error).__name__}: {error}. {notes} Nothing was sampled yet.") from error
         sleep(delay)
         delay *= 2
+
+
+def _check_served(section: RewardSection, needs: Needs, plan: RunPlan) -> None:
+    """Check that a run meets the needs of a server's reward, which only the server knows."""
+    # Servers say 'images' for 'samples', which may be texts.
+    check_needs(section, replace(needs, media="samples") if needs.media == "images" else needs, plan)

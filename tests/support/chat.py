@@ -12,14 +12,14 @@ from typing import Any
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers chat requests as set by the test, and keeps them."""
+    """Answers chat requests as set by the test, and keeps them; first with ``faults``, statuses or bodies with 200."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.answer: Callable[[dict[str, Any]], dict[str, Any]] = lambda request: says("Final Score: 4")
-        self.faults: list[int] = []
+        self.faults: list[int | bytes] = []
 
     @property
     def url(self) -> str:
@@ -34,14 +34,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status = self.server.faults.pop(0) if self.server.faults else 200
+        fault = self.server.faults.pop(0) if self.server.faults else 200
+        status = 200 if isinstance(fault, bytes) else fault
         body: dict[str, Any] = {"error": {"message": "not now"}}
-        if status == 200:
+        if fault == 200:
             self.server.requests.append(request)
             self.server.keys.append(self.headers.get("Authorization"))
             body = {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"]}
             body["choices"] = [self.server.answer(request)]
-        data = json.dumps(body).encode()
+        data = fault if isinstance(fault, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 
 from flowmill.configs.errors import FlowmillError, RewardServiceError
 from flowmill.models.rewards.base import Batch, Reward, Scores, joined, perfect_score
+from flowmill.models.rewards.errors import in_short
 from flowmill.models.rewards.invocation import OF_SAMPLES, Handling, declared_needs, score
 from flowmill.models.rewards.returned import MalformedError
 from flowmill.models.rewards.service import wire
@@ -37,8 +38,15 @@ class Served:
     max_bytes: int = 256_000_000
     """The largest request body."""
     batch_size: int | None = None
-    """Rows per call of the reward; None: the reward's own."""
+    """Rows per call of the reward; None: the reward's own, or those of a request."""
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def joining(self) -> Limits:
+        """The limits of calls: scores may depend on the rows of a call, so requests join only where these are fixed."""
+        needs = declared_needs(self.reward)
+        fixed = needs.groupwise or self.batch_size is not None or needs.batch_size is not None
+        return self.limits if fixed else replace(self.limits, join=1)
 
     def score(self, batches: Sequence[Batch]) -> list[Scores]:
         """Return the scores of requests from one call; a groupwise reward treats each request as one group."""
@@ -56,7 +64,7 @@ class Served:
 def make_app(served: Served) -> FastAPI:
     """Return the app that serves a reward."""
     metrics = Metrics()
-    batcher = Batcher(served.score, limits=served.limits, metrics=metrics)
+    batcher = Batcher(served.score, limits=served.joining, metrics=metrics)
     door = Door(token=served.token, max_bytes=served.max_bytes, metrics=metrics)
     app = door.app(f"reward {served.name}", batcher.run)
 
@@ -96,7 +104,7 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
     if request.headers.get(messages.CHECKSUM) != messages.checksum(body):
         raise RefusedRequest(400, "the body does not match its checksum: it was changed on its way")
     try:
-        return await door.answered(batcher, await asyncio.to_thread(wire.unpack_request, body))
+        return await door.answered(request, batcher, await asyncio.to_thread(wire.unpack_request, body))
     except messages.WireError as error:
         raise RefusedRequest(400, f"no request for scores: {error}") from None
     except RewardServiceError as error:
@@ -104,7 +112,9 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
     except OF_SAMPLES as error:
         known = isinstance(error, FlowmillError)
         detail = str(error) if known else f"{type(error).__name__}: {error}"
-        raise RefusedRequest(424 if isinstance(error, MalformedError) else 422, detail) from None
+        if isinstance(error, MalformedError):
+            raise RefusedRequest(424, detail) from None
+        raise RefusedRequest(422, detail, in_short(error)) from None
     except FlowmillError as error:
         raise RefusedRequest(424, str(error)) from None
     except OSError as error:

@@ -68,20 +68,23 @@ class Batcher:
     ) -> None:
         """Bind to a reward. ``call``: returns the scores of requests whose samples have one shape and dtype."""
         self._call, self._limits, self._metrics = call, limits, metrics
-        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._asked: asyncio.Queue[asyncio.Future[Scores]] = asyncio.Queue()
+        self._works: dict[asyncio.Future[Scores], Batch] = {}
         self._waiting = 0
 
     async def submit(self, work: Batch) -> Scores:
         """Return the answer to a request. Raises BusyError if too many samples wait already; errors of the reward for
-        this request."""
+        this request. Cancelled, it takes the samples out of the queue."""
         if self._waiting and self._waiting + len(work) > self._limits.waiting:
             raise BusyError(f"{self._waiting} samples wait")
-        job = _Job(work, asyncio.get_running_loop().create_future())
+        done: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        self._works[done] = work
         self._note(len(work))
         try:
-            self._jobs.put_nowait(job)
-            return await job.done
+            self._asked.put_nowait(done)
+            return await done
         finally:
+            del self._works[done]
             self._note(-len(work))
 
     async def run(self) -> None:
@@ -95,17 +98,21 @@ class Batcher:
 
     async def _gather(self) -> list[_Job]:
         """Return the next request, and those that arrive within ``wait_s`` after it."""
-        jobs = [await self._jobs.get()]
+        asked = [await self._asked.get()]
         until = time.monotonic() + self._limits.wait_s
-        while sum(len(job.work) for job in jobs) < self._limits.join:
+        while sum(len(self._works.get(done, ())) for done in asked) < self._limits.join:
             try:
-                jobs.append(await asyncio.wait_for(self._jobs.get(), until - time.monotonic()))
+                asked.append(await asyncio.wait_for(self._asked.get(), until - time.monotonic()))
             except TimeoutError:
                 break
-        return [job for job in jobs if not job.done.done()]
+        return [_Job(self._works[done], done) for done in asked if not done.done()]
 
     async def _answer(self, jobs: Sequence[_Job]) -> None:
         """Answer requests together, or each alone if that fails; errors go to the requests."""
+        # Callers may have gone during the calls before.
+        jobs = [job for job in jobs if not job.done.done()]
+        if not jobs:
+            return
         works = [job.work for job in jobs]
         (outcome,) = await asyncio.gather(_apart(lambda: self._timed(works)), return_exceptions=True)
         if not isinstance(outcome, BaseException):

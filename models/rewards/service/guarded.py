@@ -1,7 +1,7 @@
 """Access to a reward server: tokens, limits of bodies, counts.
 
-Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 503 stopping. All but
-200 have a JSON body with a message.
+Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 499 the caller has
+gone, 503 stopping. All but 200 have a JSON body with a message.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BODY_S, _BODY_RATE = 30.0, 1_000_000
 
 
 class RefusedRequest(Exception):
-    """A request that is refused, with a status code and the reason."""
+    """A request that is refused, with a status code, the reason and, where a sample failed, its error in short."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, cause: str = "") -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.cause = status, cause
 
 
 class Door:
@@ -58,7 +58,10 @@ class Door:
         async def refuse(request: Request, refused: RefusedRequest) -> JSONResponse:
             self._metrics.requests.labels(str(refused.status)).inc()
             more = {"retry-after": "1"} if refused.status == 429 else {}
-            return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
+            said = {"detail": str(refused)} | ({"cause": refused.cause} if refused.cause else {})
+            # An error of a reward may hold halves of characters, which no answer holds.
+            said = {name: text.encode(errors="replace").decode() for name, text in said.items()}
+            return JSONResponse(said, status_code=refused.status, headers=more)
 
         @app.get(METRICS, dependencies=[Depends(self.authorized)])
         def read_metrics() -> Response:
@@ -102,15 +105,23 @@ class Door:
             raise RefusedRequest(408, text) from None
         return b"".join(parts)
 
-    async def answered(self, batcher: Batcher, work: Batch) -> Scores:
-        """Return the answer to a request, unless too many wait or the server stops."""
+    async def answered(self, request: Request, batcher: Batcher, work: Batch) -> Scores:
+        """Return the answer to a request whose body was read, unless too many wait, the server stops, or the caller has
+        gone: it asks again, and would have its samples scored twice."""
+        answer, gone = asyncio.ensure_future(batcher.submit(work)), asyncio.ensure_future(_hung_up(request))
         try:
-            return await batcher.submit(work)
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise RefusedRequest(499, "the caller has gone")
+            return answer.result()
         except asyncio.CancelledError:
             # The server is stopping, and has waited for running calls.
             raise RefusedRequest(503, "the server stops; ask again later") from None
         except BusyError as busy:
             raise RefusedRequest(429, f"{busy}; ask again later") from None
+        finally:
+            answer.cancel()
+            gone.cancel()
 
     def _size(self, request: Request) -> int:
         """Return the size limit of a request's body: its stated size, or the maximum."""
@@ -122,3 +133,9 @@ class Door:
 
     def _too_large(self) -> RefusedRequest:
         return RefusedRequest(413, f"the body is larger than the {self._most} bytes that this server takes")
+
+
+async def _hung_up(request: Request) -> None:
+    """Return once the caller has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

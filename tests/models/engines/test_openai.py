@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from flowmill.configs.base import Component
 from flowmill.configs.errors import ConfigError, EngineError
 from flowmill.models.engines import engine_identity, make_engine
 from flowmill.models.engines.base import CompletionRequest
-from flowmill.models.engines.openai import OpenAI
+from flowmill.models.engines.openai import OpenAI, write_once
 from flowmill.models.maths.generation import TokenSampling
 from tests.support.engines import Engine, engine_of
 from tests.support.language_models import write_language_model
@@ -245,6 +246,30 @@ def test_weights_are_written_once_and_posted(server: Engine, tmp_path: Path, mon
     (tmp_path / "file").touch()
     with pytest.raises(EngineError, match="cannot be written into its option 'folder'"):
         made(server, folder=str(tmp_path / "file" / "in")).bring("a", write)
+
+
+def test_what_killed_writes_and_removals_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "weights").touch()
+
+    for name, age_s in ((".policy-1-a", 4000), (".policy-1-b", 60), (".other", 4000)):
+        write(tmp_path / name)
+        for path in (tmp_path / name / "weights", tmp_path / name):
+            os.utime(path, (time.time() - age_s,) * 2)
+    # A fresh file in an old folder: its write goes on.
+    write(tmp_path / ".policy-2-c")
+    os.utime(tmp_path / ".policy-2-c", (1, 1))
+    removed = list[str]()
+    monkeypatch.setattr(
+        "flowmill.models.engines.openai.shutil.rmtree", lambda path, ignore_errors: removed.append(path.name)
+    )
+    for number in range(3):
+        write_once(tmp_path / f"policy-{number}", write)
+        os.utime(tmp_path / f"policy-{number}", (number + 1, number + 1))
+    assert ".policy-1-a" in removed
+    assert not {".policy-1-b", ".policy-2-c", ".other", "policy-0"} & set(removed)
+    assert not (tmp_path / "policy-0").exists(), "it is renamed before it is removed"
 
 
 @pytest.mark.parametrize(

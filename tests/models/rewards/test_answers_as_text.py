@@ -25,6 +25,7 @@ from flowmill.models.rewards.chat_answers import Answer, first_token, read_answe
 from flowmill.models.rewards.remote import RemoteReward
 from flowmill.models.rewards.vlm import VlmJudge
 from flowmill.models.serving.http_client import bounded_client
+from flowmill.models.serving.retry import PassingError
 from flowmill.tasks.tracking.client import open_client
 from tests.conftest import ROOT
 from tests.support.serving import answering
@@ -163,7 +164,7 @@ def test_a_chat_completion_is_read_as_the_protocol_says() -> None:
         with pytest.raises(ValueError, match="is no token with its log-prob"):
             read_answer(reported % token)
     for body in (b"[]", b"{}", b'{"choices": []}', b'{"choices": {}}', b'{"choices": [{"message": "a"}]}'):
-        with pytest.raises(ValueError, match="is no chat completion"):
+        with pytest.raises(PassingError, match="is no chat completion"):
             read_answer(body)
 
 

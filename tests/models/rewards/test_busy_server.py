@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +20,9 @@ import pytest
 
 from flowmill.configs.errors import ConfigError, RewardError, RewardServiceError
 from flowmill.configs.rewards import ServerSection
+from flowmill.models.rewards.base import Batch, Needs
 from flowmill.models.rewards.factory import make_reward
+from flowmill.models.rewards.invocation import Handling, score
 from flowmill.models.rewards.remote import RemoteReward
 from flowmill.models.rewards.service import guarded, wire
 from flowmill.models.rewards.service.app import Served, make_app
@@ -27,11 +30,13 @@ from flowmill.models.rewards.service.batching import Limits
 from flowmill.models.rewards.service.guarded import METRICS
 from flowmill.models.rewards.testing import samples
 from flowmill.models.serving import messages
+from flowmill.models.serving.retry import PassingError, Patience
 from flowmill.models.serving.server_client import RefusedError
 from flowmill.tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
 
 NAME, SLOW = "constant", "tests.models.rewards.test_reward_server:Slow"
+ROWS = "tests.models.rewards.test_busy_server:Rows"
 BODY = wire.pack_request(samples(1))
 HEADERS = {messages.CHECKSUM: messages.checksum(BODY), wire.REWARD: wire.identity(NAME, {})}
 
@@ -54,6 +59,21 @@ def answered(asking: Asking, *, name: str = NAME, **about: Any) -> list[httpx.Re
     return asyncio.run(ask())
 
 
+def remote(name: str, **about: Any) -> RemoteReward:
+    """Return the client of a server in this process."""
+
+    def pass_on(request: httpx.Request) -> httpx.Response:
+        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+            path, headers = request.url.path, request.headers
+            return [await client.request(request.method, path, content=request.content, headers=headers)]
+
+        (answer,) = answered(ask, name=name, **about)
+        return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+
+    server = ServerSection(url="http://127.0.0.1", patience_s=0.0)
+    return RemoteReward(server, name, about.get("options", {}), transport=httpx.MockTransport(pass_on))
+
+
 async def drip(*, for_s: float) -> AsyncIterator[bytes]:
     """Send a body so slowly that it is there after a while."""
     yield BODY[:10]
@@ -72,6 +92,10 @@ class Raising:
             raise RewardServiceError("the judge gives no answer")
         if self.kind == "file":
             raise FileNotFoundError(2, "no such file", "two.png")
+        if self.kind == "sample":
+            raise ValueError("unreadable")
+        if self.kind == "half":
+            raise ValueError("half \ud83d")
         if self.kind == "setup":
             raise ConfigError("a template is missing")
         if self.kind == "disk":
@@ -103,6 +127,56 @@ def test_failures_of_all_samples_are_told_from_those_of_some(
     if error is not None:
         reward = RemoteReward(ServerSection(url="http://127.0.0.1:1"), name, options)
         assert type(reward._refusal(RefusedError(status, answer.json()["detail"]))) is error
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("sample", "failed: ValueError: unreadable"),
+        ("half", "failed: ValueError: half ?"),
+        ("file", "failed: FileNotFoundError: [Errno 2] no such file: 'two.png'"),
+    ],
+)
+def test_a_sample_that_fails_has_one_remark_here_and_behind_a_server(
+    kind: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    name, options = "tests.models.rewards.test_busy_server:Raising", {"kind": kind}
+    for reward in (Raising(kind), remote(name, options=options)):
+        assert score(reward, "mine", samples(1), Handling(exclude=True)).notes == [note]
+
+
+@pytest.mark.parametrize(("prompt", "value"), [("a", 1 << 70), ("\ud83d", 1)])
+def test_what_no_message_holds_is_said_of_the_prompts(prompt: str, value: int) -> None:
+    batch = Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=[prompt], metadata=[{"id": value}])
+    with pytest.raises(ConfigError, match="a prompt or one of its columns cannot be sent there"):
+        score(remote(NAME), "mine", batch, Handling(exclude=True))
+
+
+def test_a_refusal_ends_the_failure_of_a_server() -> None:
+    """Busy, then a sample that fails, and busy again much later: that failure has only begun."""
+    patience, outcomes = Patience(0.2, sleep=lambda seconds: None), list[Exception]()
+
+    def call() -> str:
+        if outcomes:
+            raise outcomes.pop(0)
+        return "done"
+
+    outcomes += [PassingError("busy"), RefusedError(422, "a black image")]
+    with pytest.raises(RefusedError):
+        patience.again(call)
+    time.sleep(0.3)
+    outcomes.append(PassingError("busy"))
+    assert patience.again(call) == "done"
+
+
+def test_rows_of_different_sizes_are_sent_within_the_limit() -> None:
+    """As many rows as fit by their mean do not fit where the large ones are together; a single one may be too large."""
+    reward = remote(ROWS, max_bytes=300_000)
+    texts = np.array(["x" * 200_000] * 3 + ["y"] * 13, object)
+    assert len(reward.score(texts, ["a"] * 16, [{}] * 16).values) == 16
+    with pytest.raises(RewardError, match="refuses samples: the body is larger than the 300000 bytes"):
+        reward.score(np.array(["x" * 400_000, "y"], object), ["a"] * 2, [{}] * 2)
 
 
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +220,90 @@ def test_samples_wait_in_a_queue_that_is_bounded() -> None:
     found = answered(ask, name=SLOW, options={"seconds": 0.3}, limits=Limits(waiting=4))
     assert sorted(answer.status_code for answer in found) == [200, 200, 429, 429, 429]
     assert "samples wait; ask again later" in next(a for a in found if a.status_code == 429).json()["detail"]
+
+
+class Rows:
+    """Says how many rows a call has."""
+
+    def __init__(self, groupwise: bool = False, batch_size: int | None = None) -> None:
+        self.needs = Needs(groupwise=groupwise, batch_size=batch_size)
+
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        return [float(len(media))] * len(media)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "rows"),
+    [
+        ({}, {}, [1, 2, 3]),
+        ({}, {"batch_size": 4}, [4, 4, 4]),
+        ({"batch_size": 8}, {}, [8, 8, 8]),
+        ({"groupwise": True}, {}, [1, 2, 3]),
+    ],
+)
+def test_rows_of_a_call_do_not_depend_on_other_requests(
+    options: dict[str, Any], more: dict[str, Any], rows: list[int]
+) -> None:
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        bodies = [wire.pack_request(samples(count)) for count in (1, 2, 3)]
+        identity = {wire.REWARD: wire.identity(ROWS, options)}
+        each = [({**identity, messages.CHECKSUM: messages.checksum(body)}, body) for body in bodies]
+        posts = (client.post(wire.SCORE, content=body, headers=headers) for headers, body in each)
+        return list(await asyncio.gather(*posts))
+
+    found = answered(ask, name=ROWS, options=options, limits=Limits(wait_s=0.3), **more)
+    values = [wire.unpack_answer(answer.content, count).values for count, answer in enumerate(found, 1)]
+    assert [float(each[0]) for each in values] == rows
+
+
+class Counting:
+    """Takes a while, and counts its calls."""
+
+    calls = 0
+
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        type(self).calls += 1
+        time.sleep(0.5)
+        return [1.0] * len(media)
+
+
+def test_samples_of_callers_that_have_gone_are_not_scored() -> None:
+    name = "tests.models.rewards.test_busy_server:Counting"
+    headers = {**HEADERS, wire.REWARD: wire.identity(name, {})}
+    served = make_app(Served(reward=Counting(), name=name, options={}, limits=Limits(join=1)))
+
+    async def impatient() -> None:
+        """Send the body, and hang up a little later."""
+        messages = [{"type": "http.request", "body": BODY}]
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                await asyncio.sleep(0.2)
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def dropped(message: Any) -> None:
+            pass
+
+        sized = {**headers, "content-length": str(len(BODY))}
+        pairs = [(key.encode(), value.encode()) for key, value in sized.items()]
+        scope = {"type": "http", "method": "POST", "path": wire.SCORE, "headers": pairs, "query_string": b""}
+        await served(scope, receive, dropped)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(served)
+        async with (
+            served.router.lifespan_context(served),
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+        ):
+            await asyncio.gather(*(impatient() for _ in range(5)))
+            answer = await client.post(wire.SCORE, content=BODY, headers=headers)
+            text = (await client.get(METRICS)).text
+            assert 'requests_total{status="499"} 5.0' in text
+            assert "waiting_samples 0.0" in text
+            return answer
+
+    assert asyncio.run(ask()).status_code == 200
+    assert Counting.calls == 2, "the call that had begun, and that of the patient caller"
 
 
 def _packed(**changes: Any) -> bytes:

@@ -125,7 +125,9 @@ def test_what_is_one_number_per_sample_is_taken(kind: str, how: str, groupwise: 
     [
         ([1.0, None], "None", "not finite"),
         ([1.0, float("nan")], "nan", "not finite"),
+        ([1.0, Decimal("nan")], "NaN", "not finite"),
         ([1.0, 1e300], "1e+300", "too large for float32"),
+        ([1, 10**400], "1.000000000000000000000000000E+400", "too large for float32"),
     ],
 )
 def test_a_score_that_is_missing_or_not_finite_is_of_its_sample(values: list[Any], said: str, fault: str) -> None:
@@ -133,6 +135,13 @@ def test_a_score_that_is_missing_or_not_finite_is_of_its_sample(values: list[Any
     with pytest.raises(RewardError) as error:
         score(reward, "mine", BATCH)
     assert f"returned {said} for prompt 'b' (1 of 2 scores are {fault})" in str(error.value)
+
+
+def test_a_remark_with_half_a_character_can_be_stored() -> None:
+    def half() -> Any:
+        return Scores(np.ones(2, np.float32), ["nice \ud83d", "\U0001f600"])
+
+    assert score(made(half, "function", groupwise=False), "mine", BATCH).notes == ["nice ?", "\U0001f600"]
 
 
 def plain(media: Any, prompts: Any, metadata: Any) -> list[int]:

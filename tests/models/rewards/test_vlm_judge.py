@@ -75,6 +75,28 @@ def test_options_change_what_is_asked_and_read(endpoint: Endpoint, monkeypatch: 
     assert scored(reward, "x", np.zeros((1, 8, 8, 3), np.uint8), ["p"], [{}]).values[0] == np.float32(0.7)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>starting</html>",
+        b"",
+        b'{"error": {"message": "overloaded", "code": 429}}',
+        b'{"choices": []}',
+        b"[" * 9999,
+    ],
+    ids=["a page", "nothing", "an error", "no choice", "deep"],
+)
+def test_an_answer_that_is_no_completion_is_asked_again(endpoint: Endpoint, body: bytes) -> None:
+    endpoint.faults = [body, body]
+    np.testing.assert_allclose(judged(endpoint, 2).values, [0.8, 0.8])
+    endpoint.faults = [body] * 100
+    reward = make_reward("vlm_judge", {"model": "judge", "endpoint": endpoint.url})
+    batch = Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=["a"], metadata=[{}])
+    with pytest.raises(ConnectionError, match="its answer is no chat completion: ") as error:
+        score(reward, "vlm_judge", batch, Handling(exclude=True))
+    assert repr(body.decode()[:200]) in str(error.value)
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_an_overloaded_endpoint_is_asked_again(endpoint: Endpoint, status: int) -> None:
     endpoint.faults = [status, status]
@@ -136,6 +158,7 @@ def test_a_refusal_of_all_requests_is_a_failure_of_no_sample(endpoint: Endpoint,
         ({"question": "Is it good?"}, "Write {prompt} where the prompt goes"),
         ({"pattern": "Score"}, "has no group"),
         ({"concurrency": 0}, "concurrency is 0; it must be greater than 0"),
+        ({"timeout_s": 0}, "timeout_s is 0; it must be greater than 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(endpoint: Endpoint, options: dict[str, Any], said: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,14 +14,16 @@ import numpy as np
 import pytest
 
 from flowmill.configs.errors import ConfigError, RewardError
-from flowmill.models.rewards.base import Batch, Origin
+from flowmill.models.rewards.base import Batch, Needs, Origin
 from flowmill.models.rewards.factory import RewardCache
 from flowmill.models.rewards.invocation import score
+from flowmill.models.rewards.service import wire
 from flowmill.tasks.checks.check import check_config
 from flowmill.tasks.checks.try_rewards import time_rewards, try_rewards
 from flowmill.tasks.modalities.media import trial_media
 from flowmill.tasks.specs.plan import RunPlan
 from tests.support.inside import Make
+from tests.support.serving import answering
 
 Prompts = Sequence[str]
 Metadata = Sequence[Mapping[str, Any]]
@@ -206,6 +210,32 @@ def test_the_log_goes_elsewhere_where_the_home_cannot_be_written(
         score(Picky(), "picky", BATCH)
     (log,) = (tmp_path / "temporary").rglob("reward-picky-*.log")
     assert "KeyError: 'c'" in log.read_text()
+
+
+def written(to: BaseHTTPRequestHandler, body: bytes) -> None:
+    to.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+
+@pytest.mark.parametrize("place", ["rewards", "monitors", "evaluate.judges"])
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (Needs(media="texts"), "scores texts, but model.policy 'sd3' makes images"),
+        (Needs(media="latents"), "scores latents, which are not kept"),
+        (Needs(media="sounds"), "scores sounds, but samples of model.policy 'sd3' have none"),
+        (Needs(media="clips"), "scores whole clips, but its 'frames' is 1"),
+        (Needs(columns=("entry",)), "needs the column 'entry' of the prompt source"),
+        (Needs(references=True), "compares with the images that prompts start from"),
+    ],
+    ids=lambda value: value.media if isinstance(value, Needs) else "",
+)
+def test_what_a_served_reward_needs_is_checked(make_config: Make, place: str, needs: Needs, said: str) -> None:
+    info = {"name": "mine:only_there", "options": {}, "needs": wire.needs_fields(needs), "perfect": None}
+    body = json.dumps({**info, "max_bytes": 1000}).encode()
+    with answering(lambda to: written(to, body)) as url:
+        served = f"{{name: 'mine:only_there', server: {{url: '{url}', patience_s: 0}}}}"
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            try_rewards(RunPlan(make_config(f"{place}=[{served}]")))
 
 
 def test_rewards_of_the_ranks_are_not_made_in_the_process_that_starts_them(make_config: Make) -> None:
