@@ -1,5 +1,6 @@
 """The parts of a row by the names of their columns: as it is, inside another (``input.messages``), or of several in a
-text (``{a} {b}``); pairs in their order, and lists of samples as rows of one. Tables of texts hold messages and objects as JSON.
+text (``{a} {b}``); pairs in their order, and lists of samples as rows of one. Tables of texts hold messages and objects
+as JSON.
 """
 
 from __future__ import annotations

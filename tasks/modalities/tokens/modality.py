@@ -36,11 +36,11 @@ from flowmill.tasks.modalities.modality import ExportRequest, Modality, Training
 from flowmill.tasks.modalities.sample_set import SampleSet
 from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
-from flowmill.tasks.modalities.tokens.data_texts import DataText, read_text, text_samples
+from flowmill.tasks.modalities.tokens.data_texts import DataText, around_answers, read_text, text_samples
 from flowmill.tasks.modalities.tokens.estimate import language_memory
 from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, forwards
-from flowmill.tasks.modalities.tokens.run_prompts import read_prompts, readable
+from flowmill.tasks.modalities.tokens.run_prompts import prompts_in, read_prompts, readable
 from flowmill.tasks.modalities.tokens.sample_sets import TextSet
 from flowmill.tasks.modalities.tokens.text import FINISHES, chosen_lengths, stored_text
 from flowmill.tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -87,6 +87,9 @@ class Tokens(Modality):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of texts, with a seed per token."""
         return rollout_maker(making)
+
+    def around_given(self, plan: RunPlan, folder: Path) -> tuple[str, ...]:
+        return around_answers(prompts_in(folder, plan))
 
     def read_given(self, making: SamplingContext, sample: DataSample) -> DataText:
         return read_text(making, sample)
