@@ -67,9 +67,11 @@ class Tokens(Modality):
         return tokens_of(config).max_new * last_turn(config)
 
     def truncated(self, config: RunConfig, shard: TrajectoryShard, row: int) -> bool:
-        """Return whether a text did not end by itself; of turns before the last, only the tokens are stored."""
+        """Return whether a text did not end by itself; in samples of earlier versions, only the tokens of turns before
+        the last say whether they did."""
         finish, lengths = shard.array("finish", row), chosen_lengths(shard.array("token_mask", row))
-        return FINISHES[int(finish[0])] == "length" or max(lengths[:-1], default=0) >= tokens_of(config).max_new
+        cut = any(FINISHES[int(each)] == "length" for each in finish)
+        return cut or (len(finish) < len(lengths) and max(lengths[:-1]) >= tokens_of(config).max_new)
 
     def check(self, plan: RunPlan) -> None:
         check_tokens(plan)
