@@ -26,7 +26,7 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 #: Columns that chat templates of other trainers read.
 _OF_TEMPLATES = ("tools", "chat_template_kwargs")
 _OBJECTS = re.compile(r"\s*(\[\s*)?\{")
-#: Keys of messages: who speaks, which each has, and what is said.
+#: Keys of messages: the speaker, whom each has, and the text.
 _KEYS = (("role", "content"), ("from", "value"))
 
 

@@ -82,7 +82,7 @@ def shaped(
         DataError: the row has not the shape that the section names.
     """
     parts = [section.prompt, *_samples(section), *filter(None, (section.rating, section.prompt_image))]
-    # A text that a model has written is none, whatever it looks like.
+    # A text that a model has written is no list of messages.
     if {"artifact", "artifact_0"}.isdisjoint(row):
         row = _with_messages(row, parts)
     listed = not section.paired and section.messages is None and isinstance(row.get(section.sample), list)

@@ -229,7 +229,7 @@ class TrainingRows(ABC):
         )
 
     def around_given(self, plan: RunPlan, folder: Path) -> Sequence[str]:
-        """Return what a model in a folder has before and after a given text; empty for nothing."""
+        """Return the texts that a model in a folder has before and after a given text; empty for none."""
         return ()
 
     def same_given(self, first: Any, second: Any) -> bool:

@@ -34,7 +34,7 @@ from flowmill.tasks.specs.plan import RunPlan
 
 #: Key of the critic's initial model in options of stages, where that is not the base model.
 _CRITIC = "critic_base"
-#: Key of what comes around given texts, in options of ``ingest``.
+#: Key of the texts around given ones, in options of ``ingest``.
 _AROUND = "around_answers"
 
 
@@ -178,8 +178,8 @@ class RunInputs:
         return str(self.data_options(slot)["data"])
 
     def data_options(self, slot: str) -> dict[str, Any]:
-        """Return that identity, and what comes around the texts, if anything; as recorded if the run is only read, or
-        the source is gone."""
+        """Return that identity, and ``around_answers`` if some of the texts get it; as recorded if the run is only
+        read, or the source is gone."""
         section = data_of(self.config)
         sources = [str(section.heldout)] if slot else sources_of(section)
         gone = self.reads or not all(map(is_there, sources))
@@ -191,8 +191,8 @@ class RunInputs:
 
     @cached_property
     def around_answers(self) -> Sequence[str]:
-        """What the model's chat template writes before and after an answer; empty for nothing, or where rows have no
-        column of prompts. As recorded if the run is only read, or its model is not in a local folder."""
+        """The spaces that the model's chat template writes before and after an answer; empty for none, or where rows
+        have no column of prompts. As recorded if the run is only read, or its model is not in a local folder."""
         section = self.config.model
         if not (writes_texts(self.config) and data_of(self.config).prompt and section.path):
             return ()

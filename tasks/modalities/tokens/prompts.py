@@ -154,7 +154,7 @@ class Prompts:
 
         Args:
             text: the completion.
-            around: what comes before and after its words, see ``around_answers``.
+            around: the texts before and after its words, see ``around_answers``.
         """
         words, end = split_end(self.tokenizer, text, self.end_tokens)
         written = words.strip().join(around) if around else words

@@ -14,7 +14,7 @@ from flowmill.storage.trajectories.base import TrajectoryShard
 
 #: Reasons for the end of a completion; the index is stored.
 FINISHES = ("eos", "length", "stop")
-#: Bytes that may be left of a cut character, and what decoders write for them.
+#: Bytes that may be left of a cut character, and the sign that decoders write for them.
 _CUT, _BROKEN = 3, "\ufffd"
 
 

@@ -263,6 +263,7 @@ class TextSampler:
         seed: int,
     ) -> Sample:
         before = None if job.before is None else job.before.sample
+        earlier = None if before is None else before.sampled_log_probs
         ended = [] if before is None or before.finish is None else before.finish.tolist()
         return Sample(
             **job.columns(self._making),
@@ -271,7 +272,7 @@ class TextSampler:
             log_probs=log_probs,
             tokens=np.array([*self._read.prompts.stored(prompt), *completion.ids], np.int32),
             token_mask=mask,
-            sampled_log_probs=_joined(before and before.sampled_log_probs, completion.log_probs),
+            sampled_log_probs=_joined(earlier, completion.log_probs),
             finish=np.array([*ended, FINISHES.index(completion.finish)], np.uint8),
         )
 

@@ -53,7 +53,8 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 #: Characters of random texts, of several bytes or a part of a stop text.
 PIECES = ["a", "b", " ", "\n", "é", "é", "。", "。", "🎉", "-", "----", "</s>", "<tool>", "<tool>"]
-STOPS = [["ab"], ["éé。"], ["。。"], ["a\n", "b b"], ["🎉é"], [" a"], ["a-", "--b"], ["é<tool>"], ["<tool>"], ["\ufffda"]]
+STOPS = [["ab"], ["éé。"], ["。。"], ["a\n", "b b"], ["🎉é"], [" a"], ["a-", "--b"], ["é<tool>"], ["<tool>"]]
+STOPS += [["\ufffda"]]
 
 
 def drawn(made: Any, source: random.Random) -> list[int]:
