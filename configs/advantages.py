@@ -14,7 +14,7 @@ class OverlongSection(Section):
     """Treatment of texts near the most tokens they may have (DAPO, arXiv 2503.14476)."""
 
     buffer: int = Field(ge=1)
-    """Tokens before the limit over which a penalty grows from 0 to ``factor``."""
+    """Tokens before the limit over which a penalty grows from 0 to ``factor``; with turns, of all together."""
     factor: float = Field(1.0, ge=0)
     """Subtracted from the score of a text of the full length."""
     exclude: bool = False

@@ -37,7 +37,7 @@ ARRAYS = {
     "token_mask": "1 for each token the policy chose (L,), uint8.",
     "final": "Latents the sampling ended in.",
     "sampled_log_probs": "Log-probs of chosen tokens as the sampler computed them (S,), float32.",
-    "finish": "Why a text ended (1,), uint8.",
+    "finish": "Why each turn of a text ended (turns,), uint8.",
     "text": "UTF-8 of a completion (bytes,), uint8.",
 }
 
@@ -90,7 +90,7 @@ class Sample:
     sampled_log_probs: np.ndarray | None = None
     """(S,) float32 log-probs of chosen tokens from the sampler, whose rounding differs from training."""
     finish: np.ndarray | None = None
-    """(1,) uint8 reason why a text ended."""
+    """(turns,) uint8 reasons why the turns of a text ended; in samples of 0.8.0 and before the last one alone."""
     text: np.ndarray | None = None
     """(bytes,) uint8 UTF-8 of a completion, for rewards and for display."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ renders, so a row with more is refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ _SHAREGPT = {"system": "system", "human": "user", "user": "user", "gpt": "assist
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 #: Columns that chat templates of other trainers read.
 _OF_TEMPLATES = ("tools", "chat_template_kwargs")
+_OBJECTS = re.compile(r"\s*(\[\s*)?\{")
+#: Keys of messages: the speaker, whom each has, and the text.
+_KEYS = (("role", "content"), ("from", "value"))
 
 
 class Message(NamedTuple):
@@ -74,6 +78,25 @@ def read_messages(value: Any, name: str) -> list[Message]:
             "row, or set data.columns.messages."
         )
     return [_message(each, f"{name}: message {number}") for number, each in enumerate(listed, 1)]
+
+
+def from_json(value: Any) -> Any:
+    """Return the objects that a text holds as JSON, as tables of texts have them; any other value as it is."""
+    if not isinstance(value, str) or not _OBJECTS.match(value):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def as_messages(value: Any) -> Any:
+    """Return the messages that a text holds as JSON; any other value, such as an answer that is JSON, as it is."""
+    listed = from_json(value)
+    if not is_chat(listed):
+        return value
+    keys = ((all(who in each for each in listed), any(said in each for each in listed)) for who, said in _KEYS)
+    return listed if (True, True) in keys else value
 
 
 def is_chat(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """The parts of a row by the names of their columns: as it is, inside another (``input.messages``), or of several in a
-text (``{a} {b}``); pairs in their order, and lists of samples as rows of one.
+text (``{a} {b}``); pairs in their order, and lists of samples as rows of one. Tables of texts hold messages and objects
+as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from flowmill.configs.data import DataSection
 from flowmill.configs.errors import DataError
+from flowmill.tasks.inputs.chats import as_messages, from_json, is_chat
 from flowmill.tasks.inputs.rows.row import RowLocation, as_media
 
 _Place = tuple[str | int, ...]
@@ -43,11 +45,11 @@ def value_of(
         ValueError: a template has a column that the row lacks, or that is no text or number.
     """
     if name in row:
-        return convert(row[name], (*place, name))
+        return convert(as_messages(row[name]), (*place, name))
     if _FIELD.search(name):
         return _filled(row, name)
     first, _, rest = name.partition(".")
-    inner, below = row.get(first) if rest else None, (*place, first)
+    inner, below = from_json(row.get(first)) if rest else None, (*place, first)
     if isinstance(inner, list) and inner and all(isinstance(each, Mapping) for each in inner):
         return [value_of(each, rest, convert, (*below, number)) for number, each in enumerate(inner)]
     return value_of(inner, rest, convert, below) if isinstance(inner, Mapping) else None
@@ -80,6 +82,9 @@ def shaped(
         DataError: the row has not the shape that the section names.
     """
     parts = [section.prompt, *_samples(section), *filter(None, (section.rating, section.prompt_image))]
+    # A text that a model has written is no list of messages.
+    if {"artifact", "artifact_0"}.isdisjoint(row):
+        row = _with_messages(row, parts)
     listed = not section.paired and section.messages is None and isinstance(row.get(section.sample), list)
     if not listed and not {"preferred", "rank"} & {*section.columns} and all(name in row for name in parts):
         return (row,)
@@ -94,6 +99,11 @@ def shaped(
         return _singles(whole, section)
     except ValueError as error:
         raise DataError(f"{place}: {error}. Mend the row, or set data.columns.") from None
+
+
+def _with_messages(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    chats = {name: as_messages(row[name]) for name in names if isinstance(row.get(name), str)}
+    return {**row, **chats} if any(map(is_chat, chats.values())) else row
 
 
 def _samples(section: DataSection) -> list[str]:

@@ -49,6 +49,8 @@ class DataRows:
     """Identity of the data by content and order: the fingerprint of the list of identities of rows."""
     prior: int = 0
     """Rows of ``data.prior``, which are the last ones."""
+    alone: bool = False
+    """Whether a sample is no chat."""
 
 
 def contents_of(row: DataRow) -> tuple[str | Seen, ...]:
@@ -132,7 +134,7 @@ class _Reading:
     def __init__(self, section: DataSection, apart: frozenset[str | Seen]) -> None:
         self._section, self._apart, self._spool = section, apart, Spool()
         self._digest = hashlib.blake2b(b"[", digest_size=16)
-        self.prior = 0
+        self.prior, self.alone = 0, False
 
     def keep(self, rows: list[DataRow | _Refusal]) -> None:
         for row in _keyed(rows):
@@ -148,6 +150,7 @@ class _Reading:
                 for part in _checked(row, self._spool):
                     self._digest.update(part)
                 self.prior += row.repeats if row.is_prior else 0
+                self.alone |= not all(sample.is_chat for sample in row.samples)
             except DataError as error:
                 self._refuse(row.place, str(error))
 
@@ -162,7 +165,7 @@ class _Reading:
             raise stopped(refused)
         prompts = self._spool.items("prompts", lambda each: prompt_of(each[0], each[1], restored_image(each[2])))
         self._digest.update(b"]")
-        return DataRows(rows, prompts, refused, self._digest.hexdigest(), self.prior)
+        return DataRows(rows, prompts, refused, self._digest.hexdigest(), self.prior, self.alone)
 
     def _refused(self) -> Sequence[_Refusal]:
         return self._spool.items("refused", lambda each: (each[0], each[1]))

@@ -228,6 +228,10 @@ class TrainingRows(ABC):
             f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
         )
 
+    def around_given(self, plan: RunPlan, folder: Path) -> Sequence[str]:
+        """Return the texts that a model in a folder has before and after a given text; empty for none."""
+        return ()
+
     def same_given(self, first: Any, second: Any) -> bool:
         """Return whether two contents of samples of data are equal."""
         return bool(first == second)

@@ -15,6 +15,7 @@ from flowmill.configs.user_directories import possible_path
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.artifacts.lineage import RunFolder
 from flowmill.tasks.inputs.data_section import data_of, data_rows_of, sources_of
+from flowmill.tasks.inputs.policy_kind import writes_texts
 from flowmill.tasks.inputs.prompts import Prompt
 from flowmill.tasks.inputs.renderer import render_of
 from flowmill.tasks.inputs.rows.files import is_there
@@ -25,6 +26,7 @@ from flowmill.tasks.inputs.weight_sources import (
     critic_folder,
     model_identity,
     single_file_identity,
+    source_folder,
 )
 from flowmill.tasks.specs.graph import RENDERER
 from flowmill.tasks.specs.input_hashes import InputContents, contents_error
@@ -32,6 +34,8 @@ from flowmill.tasks.specs.plan import RunPlan
 
 #: Key of the critic's initial model in options of stages, where that is not the base model.
 _CRITIC = "critic_base"
+#: Key of the texts around given ones, in options of ``ingest``.
+_AROUND = "around_answers"
 
 
 class RunInputs:
@@ -87,8 +91,12 @@ class RunInputs:
 
     def recorded(self, option: str, epoch: int, stage: str, slot: str = "") -> Any:
         """Return an option of a stage's newest artifact that has it; None if there is none."""
+        return self._recorded_with(option, epoch, stage, slot).get(option)
+
+    def _recorded_with(self, option: str, epoch: int, stage: str, slot: str = "") -> Mapping[str, Any]:
+        """Return all options of the same artifact; empty if there is none."""
         manifests = (self.store.manifest(entry.ref) for entry in reversed(self.run.entries_of(epoch, stage, slot)))
-        return next((each.options[option] for each in manifests if each is not None and option in each.options), None)
+        return next((each.options for each in manifests if each is not None and option in each.options), {})
 
     @cached_property
     def renderer_identity(self) -> dict[str, Any]:
@@ -166,13 +174,35 @@ class RunInputs:
         return self.plan.prompts
 
     def data_identity(self, slot: str) -> str:
-        """Return the identity of ingested samples, or with a slot of the held-out ones; as recorded if the run is only
-        read, or their source is gone."""
+        """Return the identity of ingested samples, or with a slot of the held-out ones."""
+        return str(self.data_options(slot)["data"])
+
+    def data_options(self, slot: str) -> dict[str, Any]:
+        """Return that identity, and ``around_answers`` if some of the texts get it; as recorded if the run is only
+        read, or the source is gone."""
         section = data_of(self.config)
         sources = [str(section.heldout)] if slot else sources_of(section)
         gone = self.reads or not all(map(is_there, sources))
-        recorded = self.recorded("data", 0, "ingest", slot) if gone else None
-        return recorded or data_rows_of(self.config, heldout=bool(slot)).identity
+        if gone and (recorded := self._recorded_with("data", 0, "ingest", slot)):
+            return {name: recorded[name] for name in ("data", _AROUND) if name in recorded}
+        rows = data_rows_of(self.config, heldout=bool(slot))
+        around = self.around_answers if rows.alone else ()
+        return {"data": rows.identity, **({_AROUND: list(around)} if around else {})}
+
+    @cached_property
+    def around_answers(self) -> Sequence[str]:
+        """The spaces that the model's chat template writes before and after an answer; empty for none, or where rows
+        have no column of prompts. As recorded if the run is only read, or its model is not in a local folder."""
+        section = self.config.model
+        if not (writes_texts(self.config) and data_of(self.config).prompt and section.path):
+            return ()
+        away = not Path(section.path).is_dir() and self.recorded("identity", 0, "base") == self.model_identity
+        recorded = self._recorded_with("data", 0, "ingest") if self.reads or away else {}
+        if self.reads or recorded:
+            return tuple(recorded.get(_AROUND, ()))
+        folder = source_folder(section, self.model_identity.get("commit"))
+        around: Sequence[str] = self.plan.modality.around_given(self.plan, folder)
+        return around
 
     @cached_property
     def contents(self) -> InputContents:

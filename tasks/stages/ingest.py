@@ -40,7 +40,7 @@ class IngestStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """The rows by content, and the size and form in which they are stored."""
         return {
-            "data": self.facts.data_identity(self.slot),
+            **self.facts.data_options(self.slot),
             "store": self.config.rollout.store,
             **self.plan.modality_spec.given_options(self.plan),
             **({"variants": self._variants} if self._variants else {}),

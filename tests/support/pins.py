@@ -43,7 +43,9 @@ def preset_ids(preset: str, root: Path) -> dict[str, str]:
     """Return the artifact of every stage of a run of two epochs, in order; nothing is made, no hub is asked."""
     config = load_config(ROOT / "configs" / f"{preset}.yaml", [f"store.root={root}", "run.epochs=2"])
     store = ArtifactStore(config.store)
-    with mock.patch("flowmill.tasks.specs.run_inputs.model_identity", _model_identity):
+    identities = mock.patch("flowmill.tasks.specs.run_inputs.model_identity", _model_identity)
+    # Templates of Qwen write nothing around answers.
+    with identities, mock.patch.object(RunInputs, "around_answers", ()):
         chain = Chain(RunInputs(store, config, RunFolder(store, preset)))
         return {str(node): str(chain.ref(node)) for node in chain.nodes()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +61,7 @@ def read_text(making: SamplingContext, sample: DataSample) -> DataText:
         if sample.file.is_chat:
             return DataText(*chat_tokens(prompts, messages_of(sample.file)), shown_text(sample.file))
         prompt = prompts.stored(prompts.fitting(sample.prompt.text, image_keys(sample.prompt.metadata)))
-        completion, text = prompts.completion(sample.file.text)
+        completion, text = prompts.completion(sample.file.text, making.context.around_answers)
     except ConfigError as error:
         raise DataError(f"{sample.file.name}: {error}") from None
     return _after(prompt, completion, text)
@@ -102,6 +103,8 @@ def _sample(sample: DataSample, content: DataText, finish: str, **more: Any) -> 
     )
 
 
+#: Private character for the words of an answer in a rendered chat.
+_WORDS = "\ue000"
 _REFUSED = (
     "the model's chat template cannot mark the answers of a chat: {reason}. Split the chat into rows of one answer, or "
     "mend the template."
@@ -152,6 +155,19 @@ def chat_tokens(prompts: Prompts, messages: Sequence[Message]) -> tuple[list[int
     if prompts.limit is not None and first > prompts.limit:
         raise ConfigError(f"it has {first} tokens before its first answer, but at most {prompts.limit} fit.")
     return ids, mask
+
+
+def around_answers(prompts: Prompts) -> tuple[str, ...]:
+    """Return the spaces that the chat template writes before and after the words of an answer, which a chat in one row
+    has too; empty if there are none, or if the template cannot mark answers."""
+    if not prompts.chat:
+        return ()
+    messages = prompts.messages(".")
+    with suppress(ConfigError):
+        through = prompts.render(".", [*messages, ("assistant", _WORDS)], generate=False)
+        answer, _ = _answer(prompts, "", prompts.render(".", messages), through, _WORDS)
+        return () if answer == _WORDS else tuple(answer.split(_WORDS))
+    return ()
 
 
 def _check_end(tokenizer: Any, text: str, number: int) -> None:

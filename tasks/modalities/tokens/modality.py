@@ -36,11 +36,11 @@ from flowmill.tasks.modalities.modality import ExportRequest, Modality, Training
 from flowmill.tasks.modalities.sample_set import SampleSet
 from flowmill.tasks.modalities.samplers import Sampler, SamplingContext
 from flowmill.tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
-from flowmill.tasks.modalities.tokens.data_texts import DataText, read_text, text_samples
+from flowmill.tasks.modalities.tokens.data_texts import DataText, around_answers, read_text, text_samples
 from flowmill.tasks.modalities.tokens.estimate import language_memory
 from flowmill.tasks.modalities.tokens.exporting import LanguageModelExport
 from flowmill.tasks.modalities.tokens.forwards import chosen_rows, forwards
-from flowmill.tasks.modalities.tokens.run_prompts import read_prompts, readable
+from flowmill.tasks.modalities.tokens.run_prompts import prompts_in, read_prompts, readable
 from flowmill.tasks.modalities.tokens.sample_sets import TextSet
 from flowmill.tasks.modalities.tokens.text import FINISHES, chosen_lengths, stored_text
 from flowmill.tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -67,9 +67,11 @@ class Tokens(Modality):
         return tokens_of(config).max_new * last_turn(config)
 
     def truncated(self, config: RunConfig, shard: TrajectoryShard, row: int) -> bool:
-        """Return whether a text did not end by itself; of turns before the last, only the tokens are stored."""
+        """Return whether a text did not end by itself; in samples of earlier versions, only the tokens of turns before
+        the last say whether they did."""
         finish, lengths = shard.array("finish", row), chosen_lengths(shard.array("token_mask", row))
-        return FINISHES[int(finish[0])] == "length" or max(lengths[:-1], default=0) >= tokens_of(config).max_new
+        cut = any(FINISHES[int(each)] == "length" for each in finish)
+        return cut or (len(finish) < len(lengths) and max(lengths[:-1]) >= tokens_of(config).max_new)
 
     def check(self, plan: RunPlan) -> None:
         check_tokens(plan)
@@ -87,6 +89,9 @@ class Tokens(Modality):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of texts, with a seed per token."""
         return rollout_maker(making)
+
+    def around_given(self, plan: RunPlan, folder: Path) -> tuple[str, ...]:
+        return around_answers(prompts_in(folder, plan))
 
     def read_given(self, making: SamplingContext, sample: DataSample) -> DataText:
         return read_text(making, sample)

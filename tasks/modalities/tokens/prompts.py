@@ -149,10 +149,16 @@ class Prompts:
         names = [name for name in self.end_tokens if name in text]
         return min(names, key=lambda name: (text.index(name), -len(name)), default=None)
 
-    def completion(self, text: str) -> tuple[list[int], str]:
-        """Return the ids of a completion of data after a prompt, with an end token, and its text without that."""
+    def completion(self, text: str, around: Sequence[str] = ()) -> tuple[list[int], str]:
+        """Return the ids of a completion of data after a prompt, with an end token, and its text without that.
+
+        Args:
+            text: the completion.
+            around: the texts before and after its words, see ``around_answers``.
+        """
         words, end = split_end(self.tokenizer, text, self.end_tokens)
-        tokens, most = text_ids(self.tokenizer, words), self.section.max_new
+        written = words.strip().join(around) if around else words
+        tokens, most = text_ids(self.tokenizer, written), self.section.max_new
         if tokens is None:
             mark = first_mark(self.tokenizer, words)
             raise ConfigError(f"it holds {mark!r}, which the tokenizer cannot read as text. Write it in another way.")

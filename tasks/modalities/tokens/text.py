@@ -14,6 +14,8 @@ from flowmill.storage.trajectories.base import TrajectoryShard
 
 #: Reasons for the end of a completion; the index is stored.
 FINISHES = ("eos", "length", "stop")
+#: Bytes that may be left of a cut character, and the sign that decoders write for them.
+_CUT, _BROKEN = 3, "\ufffd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +41,35 @@ class Stops:
         return cls(tokenizer=tokenizer, plain=tuple(set(stop) - set(marked)), marked=marked, ids=ids)
 
     def reached(self, ids: Sequence[int]) -> bool:
-        """Return whether a completion (token ids) has reached a stop text."""
+        """Return whether a completion (token ids) has reached a stop text, which it had not with one token less."""
         if self.ids and ids[-1] in self.ids:
             return True
         return self._in(self.plain, ids, skip=True) or self._in(self.marked, ids, skip=False)
 
     def _in(self, stop: Sequence[str], ids: Sequence[int], *, skip: bool) -> bool:
-        text = part_text(self.tokenizer, ids, skip_special_tokens=skip) if stop else ""
-        return any(each in text for each in stop)
+        if not stop:
+            return False
+        # A byte more may turn all characters of a series into the sign of broken ones.
+        exact = any(_BROKEN in each for each in stop)
+
+        def text(start: int) -> str:
+            return part_text(self.tokenizer, ids[max(0, start) :], skip_special_tokens=skip)
+
+        # The newest token completes it, so the last tokens tell: the whole text each time takes quadratic time.
+        longest, count = max(map(len, stop)), max(len(each.encode()) for each in stop) + _CUT
+        while not exact and (start := len(ids) - count) > 0:
+            texts = [text(start)]
+            if _BROKEN in texts[0]:
+                # Some decoders read no byte of a series that begins within a character.
+                texts += [text(start - more) for more in range(1, _CUT + 1)]
+            if any(each in tail for each in stop for tail in texts):
+                break
+            # Tokens may have no text, as special ones.
+            if len(texts[0]) - len(text(len(ids) - 1)) >= longest + _CUT:
+                return False
+            count *= 2
+        whole = text(0)
+        return any(each in whole for each in stop)
 
 
 def chosen_lengths(mask: np.ndarray) -> list[int]:

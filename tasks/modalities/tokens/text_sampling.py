@@ -262,7 +262,9 @@ class TextSampler:
         mask: np.ndarray,
         seed: int,
     ) -> Sample:
-        earlier = None if job.before is None else job.before.sample.sampled_log_probs
+        before = None if job.before is None else job.before.sample
+        earlier = None if before is None else before.sampled_log_probs
+        ended = [] if before is None or before.finish is None else before.finish.tolist()
         return Sample(
             **job.columns(self._making),
             seed=seed,
@@ -271,7 +273,7 @@ class TextSampler:
             tokens=np.array([*self._read.prompts.stored(prompt), *completion.ids], np.int32),
             token_mask=mask,
             sampled_log_probs=_joined(earlier, completion.log_probs),
-            finish=np.array([FINISHES.index(completion.finish)], np.uint8),
+            finish=np.array([*ended, FINISHES.index(completion.finish)], np.uint8),
         )
 
 

@@ -101,6 +101,7 @@ def test_a_conversation_goes_on_until_a_text_ends_it(tiny_base: Path, tmp_path: 
                 assert (images[turn][name].metadata == now.metadata) is (written(now).strip() != "7")
     lengths = {name: turn_in(sample.metadata) for name, sample in texts[3].items()}
     assert set(lengths.values()) == {1, 2, 3}
+    assert {name: np.size(sample.finish) for name, sample in texts[3].items()} == lengths
     # The image that counts is the last, less the cost of those before; images that are not new are not scored again.
     drawn, scored = {name: turn_in(each.metadata) for name, each in images[3].items()}, scores_of(context, "level")
     assert [name for name, value in scores_of(context, "level#2").items() if value is not None] == [
@@ -289,12 +290,15 @@ def test_a_comment_holds_remark_and_score_and_a_mark_is_not_drawn(tiny_base: Pat
 def test_a_turn_that_was_truncated_is_found_whatever_the_others(tmp_path: Path) -> None:
     config, shard = texts_config(tmp_path), Mock()
     # Tokens of two prompts, of a first turn, of a comment and of a second turn; at most 4 a turn.
-    for first, second, finish, truncated in (
-        *((4, 1, "eos", True), (3, 4, "length", True), (3, 4, "eos", False), (1, 3, "stop", False)),
-        *((0, 4, "eos", False), (0, 4, "length", True)),
+    for first, second, finishes, truncated in (
+        *((4, 1, ["eos"], True), (3, 4, ["length"], True), (3, 4, ["eos"], False), (1, 3, ["stop"], False)),
+        *((0, 4, ["eos"], False), (0, 4, ["length"], True)),
+        # With the end of each turn, which may be the last token that fits.
+        *((4, 1, ["eos", "eos"], False), (4, 1, ["stop", "eos"], False), (4, 1, ["length", "eos"], True)),
+        (3, 4, ["eos", "length"], True),
     ):
         arrays = {"token_mask": np.repeat([0, 1, 0, 1], [2, first, 3, second]).astype(np.uint8)}
-        arrays["finish"] = np.array([FINISHES.index(finish)], np.uint8)
+        arrays["finish"] = np.array([FINISHES.index(each) for each in finishes], np.uint8)
         shard.array = lambda name, row, arrays=arrays: arrays[name]
         assert Tokens().truncated(config, shard, 0) == truncated
 
