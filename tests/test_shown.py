@@ -218,7 +218,7 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         after={text: {text: {"mean": 1.0, "exact": 0.5}}, "heldout": {text: {"mean": 1.0}}},
         picture="images/grid.png",
         lora=None,
-        start={"run": text, "policy": text},
+        start=text,
     )
     call = usage.Usage(
         pipeline="X",
@@ -253,7 +253,6 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     optimize = config.optimize.model_copy(update={"algorithm": algorithm})
     config = config.model_copy(update={"optimize": optimize, "rollout": rollout})
     context = SimpleNamespace(
-        run=SimpleNamespace(name=text),
         chain=None,
         plan=None,
         base_folder=None,
@@ -262,7 +261,7 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     monkeypatch.setattr(token_exporting, "data_section", lambda context, epoch: "")
     base = BaseModel(source="folder", name=text, revision=None, license=License(id=text))
-    exporting: Any = SimpleNamespace(context=context, config=config, format="lora", epoch=1)
+    exporting: Any = SimpleNamespace(context=context, config=config, format="lora", epoch=1, inputs=(text, text))
     models = SimpleNamespace(auto="AutoModelForCausalLM", reader="AutoTokenizer", task="text-generation")
     policy: Any = SimpleNamespace(tokenizer=None, models=models)
     monkeypatch.setattr(token_exporting, "prompts_in", lambda *_, **__: Prompts(None, tokens, None))
