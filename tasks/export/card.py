@@ -103,7 +103,7 @@ def front(content: CardContent) -> dict[str, Any]:
             "epochs": content.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": content.prompts,
-            **({} if content.ingested is None else {"data": {"rows": content.ingested.rows}}),
+            **({} if content.ingested is None else {"data": _data(content.ingested)}),
             "rewards": [plain_reward(section) for section in config.rewards],
             "policy": content.policy,
             "digest": content.digest,
@@ -111,6 +111,10 @@ def front(content: CardContent) -> dict[str, Any]:
             "after": content.after,
         },
     }
+
+
+def _data(ingested: IngestedFigures) -> dict[str, Any]:
+    return {**({} if ingested.dataset is None else {"source": ingested.dataset}), "rows": ingested.rows}
 
 
 def yaml_head(fields: Mapping[str, Any]) -> str:
@@ -135,7 +139,7 @@ def _summary(content: CardContent) -> str:
     named = sources.get(base.source, f"{in_code(base.name)}, a small model that flowmill built")
     how, data = " by reinforcement learning", f"the prompts of {in_code(str(prompt_set(config.prompts, 'train')))}"
     if content.ingested is not None:
-        how, data = "", f"{in_markdown(content.ingested.counts)} ({in_markdown(content.ingested.license_text)})"
+        how, data = "", f"{in_markdown(content.ingested.published)} ({in_markdown(content.ingested.license_text)})"
     aim = "with the rewards" if content.ingested is None else "judged by"
     return (
         f"{label} {named}, post-trained{how} with flowmill: {epochs_text(content.epoch)} of "

@@ -72,7 +72,7 @@ def _data_lines(context: RunContext, epoch: int) -> Iterator[str]:
         return
     named = in_code(chain.require(*chain.plan.samples_of(0)).artifact)
     yield (
-        f"Given samples: {in_markdown(data.counts)}, {data.samples} samples of {data.prompts} prompts "
+        f"Given samples: {in_markdown(data.published)}, {data.samples} samples of {data.prompts} prompts "
         f"({in_markdown(data.license_text)}), {named}"
     )
     if chain.plan.has_losses:

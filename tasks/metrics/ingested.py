@@ -11,6 +11,7 @@ from pathlib import Path
 from flowmill.configs.data import DataSection
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
+from flowmill.tasks.inputs.data_section import dataset_id
 from flowmill.tasks.metrics.samples import artifact_table
 
 #: File of a shard with the rows that were left out: place and reason of each.
@@ -23,6 +24,8 @@ class IngestedFigures:
 
     source: str
     """Name of the file or folder, or id of the dataset."""
+    dataset: str | None
+    """Id of the dataset of the hub; None for a file or folder."""
     kind: str
     """Kind of the rows: pairs, rated samples or samples."""
     rows: int
@@ -42,9 +45,10 @@ class IngestedFigures:
         return f"{self.rows} {self.kind} of {self.source}{self._left_out}"
 
     @property
-    def counts(self) -> str:
-        """The same without the source: equal rows may have several, and are one artifact."""
-        return f"{self.rows} {self.kind}{self._left_out}"
+    def published(self) -> str:
+        """The same without the name of a file or folder: equal rows may have several, and are one artifact."""
+        named = f" of {self.dataset}" if self.dataset else ""
+        return f"{self.rows} {self.kind}{named}{self._left_out}"
 
     @property
     def _left_out(self) -> str:
@@ -73,6 +77,7 @@ def ingested_figures(store: ArtifactStore, ref: ArtifactRef, section: DataSectio
     samples = int(manifest.summary["samples"])
     return IngestedFigures(
         source=source.name if source.is_absolute() else section.train,
+        dataset=dataset_id(section),
         kind="pairs" if section.paired else "rated samples" if section.rating is not None else "samples",
         # The names of a row's samples begin alike.
         rows=len({name.partition("-")[0] for name in table.column("sample_id").to_pylist()}),

@@ -124,7 +124,7 @@ class LanguageModelExport:
             "start": f" {begun}" if (begun := start_sentence(config, start)) else "",
             "epochs": epochs_text(epoch),
             "algorithm": in_code(config.optimize.algorithm.name),
-            "data": "" if data is None else f" on {in_markdown(data.counts)} ({in_markdown(data.license_text)})",
+            "data": "" if data is None else f" on {in_markdown(data.published)} ({in_markdown(data.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": (_ADAPTER if lora else _MODEL).format(base=_base_call(base), **names),
             "usage": self._usage(policy),

@@ -12,13 +12,17 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_FILE
+from flowmill.tasks.inputs.data_section import dataset_id
 from flowmill.tasks.inputs.weight_sources import exported_folder
+from flowmill.tasks.metrics import ingested
 from flowmill.tasks.metrics.evaluations import evaluation_figures
 from flowmill.tasks.runs.context import RunContext
 from flowmill.tasks.specs.graph import Node
+from flowmill.tasks.stages import export
 from tests.support.inside import evaluate, prepare, run_epoch, run_stage, session_of, stage_run
 from tests.support.language_models import texts_config
 
@@ -72,6 +76,20 @@ def test_cards_hold_no_name_that_no_fingerprint_has(tmp_path: Path) -> None:
     assert f" Training started from the policy `{policy}`." in cards["start"][0]
     assert " Training began with trained adapters." in cards["adapters"][0]
     assert " of `sft` on 6 samples (licenses: CC0 6)." in cards["data"][0]
+
+
+def test_cards_name_a_dataset_of_the_hub_which_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = DataSection(train="owner/name", sample="answer")
+    assert dataset_id(section) == "owner/name"
+    for name in ("/folder/name", "name.csv", "name.jsonl.gz"):
+        assert dataset_id(section.model_copy(update={"train": name})) is None
+    of_file = folder_of(exported(tmp_path, *GIVEN, data_of(tmp_path, "one.jsonl")))
+    for module in (export, ingested):
+        monkeypatch.setattr(module, "dataset_id", lambda _: "owner/name")
+    of_hub = exported(tmp_path, "run.name=hub", *GIVEN, data_of(tmp_path, "two.jsonl"))
+    ids = {folder.parent.parent.name.partition("-")[0] for folder in (of_file, folder_of(of_hub))}
+    assert len(ids) == 2, "the id counts"
+    assert " of `sft` on 6 samples of owner/name (licenses: CC0 6)." in card_of(of_hub)
 
 
 def test_adapters_of_the_head_leave_the_head_of_the_base_model_and_can_be_started_from(tmp_path: Path) -> None:
