@@ -22,7 +22,7 @@ from flowmill.configs.answers import json_of, text_of
 from flowmill.configs.errors import EngineError
 from flowmill.configs.escaping import command
 from flowmill.configs.fingerprint import hash_text
-from flowmill.configs.folders import share_files
+from flowmill.configs.folders import changed_ns, files_below, share_files
 from flowmill.configs.user_directories import user_path
 from flowmill.models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from flowmill.models.engines.base import CompletionRequest
@@ -259,7 +259,8 @@ def write_once(target: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(path.rename(_beside(path)), ignore_errors=True)
     for path in target.parent.glob(".policy-*"):
         with suppress(OSError):
-            if time.time() - max(each.stat().st_mtime for each in (path, *path.rglob("*"))) > _ABANDONED_S:
+            changes = [path.stat().st_mtime_ns, *(changed_ns(path, name) for name in files_below(path))]
+            if time.time() - max(changes) / 1e9 > _ABANDONED_S:
                 shutil.rmtree(path, ignore_errors=True)
 
 
