@@ -1,4 +1,5 @@
-"""Selects the files of a hub repository that a pipeline loads: those ``from_pretrained`` reads, never a pickle."""
+"""Selects the files of a hub repository that a pipeline or language model loads: those ``from_pretrained`` reads, never
+a pickle."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ _OTHER_WEIGHTS = (
 )
 #: Top-level files: the pipeline's index, the model card and the license.
 _TOP = (*INDICES, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
+#: Files of a model of transformers, which has no index of components: all are at the top.
+_MODEL_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_MODEL_TEXTS = (".json", ".txt", ".model", ".jinja")
 _SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def download(repo: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> Path:
-    """Return the local snapshot of a hub repository's pipeline; files in the cache are not downloaded again.
+    """Return the local snapshot of a hub repository's pipeline, or of its model of transformers; files in the cache are
+    not downloaded again.
 
     A branch is resolved to its commit first, so that all files come from one commit.
 
@@ -53,10 +58,13 @@ def download(repo: str, revision: str | None, *, without: frozenset[str] = froze
         return _cached(repo, revision, error)
     try:
         names = [sibling.rfilename for sibling in info.siblings or ()]
+        where = f"model.path '{repo}'"
         listed = next((name for name in INDICES if name in names), CLASSIC)
-        path = huggingface_hub.hf_hub_download(repo, listed, revision=info.sha)
-        index = read_json(Path(path))
-        patterns = pipeline_files(names, index, where=f"model.path '{repo}'", without=without)
+        if listed not in names and "config.json" in names:
+            patterns = transformers_files(names, where=where)
+        else:
+            path = huggingface_hub.hf_hub_download(repo, listed, revision=info.sha)
+            patterns = pipeline_files(names, read_json(Path(path)), where=where, without=without)
         return Path(huggingface_hub.snapshot_download(repo, revision=info.sha, allow_patterns=patterns))
     except (HTTPError, OSError, ValueError) as error:
         raise _failed(repo, error) from None
@@ -78,7 +86,7 @@ def pipeline_files(
     """
     plain = plain_index(index, lambda component: any(name.startswith(f"{component}/") for name in names))
     folders = [name for name, value in plain.items() if isinstance(value, list) and value[0] is not None]
-    files = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
+    files = [name for name in names if _is_stated(name)]
     for folder in folders:
         inside = [name for name in names if name.startswith(f"{folder}/")]
         if folder in without:
@@ -97,6 +105,31 @@ def pipeline_files(
         indices = [f"{name}.index.json" for name in other] + [name for name in inside if _is_odd_index(name)]
         files += [name for name in inside if name not in {*other, *variants, *indices}]
     return files
+
+
+def transformers_files(names: Sequence[str], *, where: str) -> list[str]:
+    """Return the files of a repository that its model of transformers loads: settings, tokenizer and weights under the
+    names of ``save_pretrained``, without copies in other formats, and license and card.
+
+    Args:
+        names: the repository's files.
+        where: the setting, for errors.
+    """
+    top = [name for name in names if "/" not in name]
+    weights = [name for name in top if _MODEL_WEIGHTS.fullmatch(name)]
+    other = [name for name in top if name.endswith(_OTHER_WEIGHTS)]
+    if not weights:
+        raise ConfigError(
+            f"{where}: there is no model.safetensors, {f'but {other[0]}' if other else 'nor other weights'}. Pickled "
+            "weights can run any code when they are loaded, so flowmill never does. Take a revision with safetensors, "
+            "or convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(FOLDER)."
+        )
+    texts = [name for name in top if name.endswith(_MODEL_TEXTS) and not name.endswith(".index.json")]
+    return [*weights, *texts, *(name for name in top if name not in texts and _is_stated(name))]
+
+
+def _is_stated(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)
 
 
 def _variants(weights: Sequence[str]) -> list[str]:

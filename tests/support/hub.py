@@ -38,8 +38,18 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         return
 
+    def do_HEAD(self) -> None:
+        self._file(body=False)
+
     def do_GET(self) -> None:
+        if "/resolve/" in self.path:
+            return self._file(body=True)
         repo = _repo_of(self.path.split("?")[0])
+        if "/tree/" in self.path:
+            held = self.server.files[repo].items()
+            return self._answer(
+                200, [{"type": "file", "path": name, "size": len(data), "oid": ""} for name, data in held]
+            )
         if repo not in self.server.private:
             return self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         files = [{"rfilename": name} for name in self.server.files.get(repo, {})]
@@ -72,6 +82,19 @@ class _Handler(BaseHTTPRequestHandler):
         if path.endswith("/info/lfs/objects/batch"):
             return self._batch(json.loads(body))
         return self._commit(repo, [json.loads(line) for line in body.decode().splitlines()])
+
+    def _file(self, *, body: bool) -> None:
+        name = self.path.partition("/resolve/")[2].partition("/")[2]
+        data = self.server.files.get(_repo_of(self.path), {}).get(name)
+        if data is None:
+            return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+        self.send_response(200)
+        tag = hashlib.sha256(data).hexdigest()
+        for header, value in {"ETag": f'"{tag}"', "X-Repo-Commit": "0" * 40, "Content-Length": str(len(data))}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
 
     def _create(self, wanted: dict[str, Any], user: str) -> None:
         repo = f"{wanted['organization'] or user}/{wanted['name']}"

@@ -8,13 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from diffusers import DiffusionPipeline
 from diffusers.pipelines import pipeline_utils
 from huggingface_hub.utils import filter_repo_objects
 
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.pipeline_index import CLASSIC as INDEX
-from flowmill.tasks.inputs.hub import download, pipeline_files
+from flowmill.tasks.inputs.hub import download, pipeline_files, transformers_files
+from flowmill.tasks.runs.context import RunContext
+from tests.support.hub import local_hub
+from tests.support.inside import prepare, run_epoch, session_of
+from tests.support.language_models import texts_config
 
 SD3 = {
     "_class_name": "StableDiffusion3Pipeline",
@@ -135,3 +140,48 @@ def test_a_repository_that_cannot_be_reached_is_taken_from_the_cache_or_named(mo
     monkeypatch.setattr("huggingface_hub.snapshot_download", absent)
     with pytest.raises(ConfigError, match="'owner/sd3' cannot be downloaded: ConnectionError: no network"):
         download("owner/sd3", None)
+
+
+#: A language model with what repositories have next to it.
+LANGUAGE_MODEL = [
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
+    *("tokenizer.model", "chat_template.jinja", "preprocessor_config.json", "README.md", "LICENSE"),
+    *("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+]
+NEXT_TO_IT = [
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors", "modeling_own.py", "demo.png"),
+    *("original/params.json", "original/consolidated.00.pth", "onnx/model.onnx", "model.fp16.safetensors"),
+]
+
+
+def test_the_files_of_a_model_of_transformers_are_those_it_loads() -> None:
+    files = transformers_files([*LANGUAGE_MODEL, *NEXT_TO_IT], where="here")
+    assert sorted(files) == sorted(LANGUAGE_MODEL)
+    with pytest.raises(ConfigError, match=r"there is no model\.safetensors, but pytorch_model\.bin\. Pickled weights"):
+        transformers_files(["config.json", "pytorch_model.bin"], where="here")
+    with pytest.raises(ConfigError, match="nor other weights"):
+        transformers_files(["config.json", "consolidated.safetensors"], where="here")
+
+
+def test_a_language_model_of_the_hub_trains_as_its_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*settings: str) -> RunContext:
+        context = prepare(texts_config(tmp_path, *settings))
+        run_epoch(context, 1)
+        return context
+
+    local = trained("run.name=local")
+    with local_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{_TEMPLATE}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        hub.private["owner/lm"] = False
+        hub.files["owner/lm"] = {path.name: path.read_bytes() for path in (tmp_path / "lm").iterdir()}
+        hub.files["owner/lm"] |= {"pytorch_model.bin": b"", "original/params.json": b"{}"}
+        of_hub = trained("run.name=hub", "model.path=owner/lm")
+    assert of_hub.model_identity == {"hub": "owner/lm", "commit": "0" * 40}
+    one, other = (session_of(run).host.trainable(run.policy_ref(1)).state() for run in (local, of_hub))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+_TEMPLATE = "{repo_id}/resolve/{revision}/{filename}"
