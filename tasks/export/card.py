@@ -83,10 +83,8 @@ def front(content: CardContent) -> dict[str, Any]:
     base, config = content.base, content.config
     stated = {"license": base.license.id, "license_name": base.license.name, "license_link": base.license.link}
     source = "text" if image_column(config) is None else "image"
-    hub = {"base_model": base.name, "base_model_relation": "adapter" if config.model.lora else "finetune"}
     return {
-        # A folder's name could link to a stranger's repository of that name.
-        **(hub if base.source == "hub" else {}),
+        **base_fields(base, adapter=config.model.lora is not None),
         **{key: value for key, value in stated.items() if value is not None},
         "library_name": "diffusers",
         "pipeline_tag": f"{source}-to-{'video' if config.model.makes_clips else 'image'}",
@@ -115,6 +113,13 @@ def front(content: CardContent) -> dict[str, Any]:
 
 def _data(ingested: IngestedFigures) -> dict[str, Any]:
     return {**({} if ingested.dataset is None else {"source": ingested.dataset}), "rows": ingested.rows}
+
+
+def base_fields(base: BaseModel, *, adapter: bool) -> dict[str, str]:
+    """Return the Hub's fields of the base model; none for a folder, whose name may be that of a stranger's repository."""
+    if base.source != "hub":
+        return {}
+    return {"base_model": base.name, "base_model_relation": "adapter" if adapter else "finetune"}
 
 
 def yaml_head(fields: Mapping[str, Any]) -> str:

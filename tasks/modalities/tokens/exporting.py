@@ -11,6 +11,7 @@ from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_CONFIG
 from flowmill.tasks.export.card import (
     averaged,
+    base_fields,
     card_title,
     epochs_text,
     folder_note,
@@ -113,6 +114,7 @@ class LanguageModelExport:
         data = None if config.data is None else RunView(self._context).ingested()
         names = {"auto": policy.models.auto, "reader": policy.models.reader}
         head = {
+            **base_fields(base, adapter=lora),
             "library_name": "peft" if lora else "transformers",
             "pipeline_tag": policy.models.task,
             "license": base.license.id,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from diffusers import DiffusionPipeline
 from diffusers.pipelines import pipeline_utils
 from huggingface_hub.utils import filter_repo_objects
@@ -18,7 +19,7 @@ from flowmill.models.policies.pipeline_index import CLASSIC as INDEX
 from flowmill.tasks.inputs.hub import download, pipeline_files, transformers_files
 from flowmill.tasks.runs.context import RunContext
 from tests.support.hub import local_hub
-from tests.support.inside import prepare, run_epoch, session_of
+from tests.support.inside import prepare, run_epoch, run_stage, session_of
 from tests.support.language_models import texts_config
 
 SD3 = {
@@ -178,6 +179,9 @@ def test_a_language_model_of_the_hub_trains_as_its_folder_does(tmp_path: Path, m
         hub.files["owner/lm"] = {path.name: path.read_bytes() for path in (tmp_path / "lm").iterdir()}
         hub.files["owner/lm"] |= {"pytorch_model.bin": b"", "original/params.json": b"{}"}
         of_hub = trained("run.name=hub", "model.path=owner/lm")
+        run_stage(of_hub, "export", 1)
+    (card,) = (tmp_path / "store" / "exports").glob("*/*/pipeline/README.md")
+    assert yaml.safe_load(card.read_text().split("---")[1])["base_model"] == "owner/lm"
     assert of_hub.model_identity == {"hub": "owner/lm", "commit": "0" * 40}
     one, other = (session_of(run).host.trainable(run.policy_ref(1)).state() for run in (local, of_hub))
     assert one.keys() == other.keys()
