@@ -116,7 +116,7 @@ def _data(ingested: IngestedFigures) -> dict[str, Any]:
 
 
 def base_fields(base: BaseModel, *, adapter: bool) -> dict[str, str]:
-    """Return the Hub's fields of the base model; none for a folder, whose name may be that of a stranger's repository."""
+    """Return the base model for the Hub; nothing for a folder, whose name may be that of a stranger's repository."""
     if base.source != "hub":
         return {}
     return {"base_model": base.name, "base_model_relation": "adapter" if adapter else "finetune"}
