@@ -168,8 +168,13 @@ def first_line(error: Exception) -> str:
 
 def without_process(text: str) -> str:
     """Return a message for an artifact, whose bytes are the same from any process: without addresses of objects and
-    names of temporary files, and with ? for halves of characters, which UTF-8 does not hold."""
-    return _TEMPORARY.sub("", _ADDRESS.sub(r"\1", text)).encode(errors="replace").decode()
+    names of temporary files, and with whole characters."""
+    return whole_characters(_TEMPORARY.sub("", _ADDRESS.sub(r"\1", text)))
+
+
+def whole_characters(text: str) -> str:
+    """Return a text with ? for halves of characters, which UTF-8 does not hold."""
+    return text.encode(errors="replace").decode()
 
 
 def in_words(error: BaseException) -> str:

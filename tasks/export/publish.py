@@ -77,12 +77,12 @@ def left_over(names: Iterable[str], files: Iterable[str]) -> list[str]:
         names: names of the repository's files.
         files: names of the export's files.
     """
-    kept = set(files)
+    exported = set(files)
     # The second LoRA file of Wan 2.2 is in a folder of its own; folders that no export has are not looked into.
-    folders = {"transformer_2", *(name.rpartition("/")[0] for name in kept), ""}
+    folders = {"transformer_2", *(name.rpartition("/")[0] for name in exported), ""}
     return sorted(
         name
-        for name in {*names} - kept
+        for name in {*names} - exported
         for folder, _, last in [name.rpartition("/")]
         if folder in folders and (last in _BY_NAME or _WEIGHTS.fullmatch(last))
     )

@@ -12,7 +12,6 @@ from flowmill.tasks.inputs.data_rows import DataRows, contents_of, read_data_row
 from flowmill.tasks.inputs.policy_kind import writes_texts
 from flowmill.tasks.inputs.prompts import Seen, listed_prompts, seen
 from flowmill.tasks.inputs.rows.files import Stamps, stamps_of
-from flowmill.tasks.inputs.rows.row import ending_of
 
 
 def data_of(config: RunConfig) -> DataSection:
@@ -44,12 +43,6 @@ def data_rows_of(config: RunConfig, *, heldout: bool = False) -> DataRows:
 def sources_of(section: DataSection) -> list[str]:
     """Return the names of the rows of a section."""
     return [section.train, *([] if section.prior is None else [section.prior.train])]
-
-
-def dataset_id(section: DataSection) -> str | None:
-    """Return the id of the dataset of the hub that has the rows; None for a file or folder."""
-    # Loading a config makes existing paths absolute.
-    return None if section.train.startswith("/") or ending_of(section.train) else section.train
 
 
 @lru_cache(maxsize=4)

@@ -19,7 +19,7 @@ from flowmill.tasks.inputs.columns import used_columns, value_of
 from flowmill.tasks.inputs.prompt_rows import ImageSource, as_read, images_of, metadata_of, split_keys, text_of
 from flowmill.tasks.inputs.rows.files import Stamps, stamps_of
 from flowmill.tasks.inputs.rows.read import Row, source_rows
-from flowmill.tasks.inputs.rows.row import Names, RowLocation, ending_of
+from flowmill.tasks.inputs.rows.row import Names, RowLocation, dataset_id
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
 IMAGE = "image_xxh3"
@@ -241,7 +241,4 @@ def list_name(source: str | Sequence[str]) -> str:
     """Return the name of one prompt list."""
     if not isinstance(source, str):
         return f"{len(source)} prompts"
-    # Loading a config makes existing paths absolute.
-    if not ending_of(source) and not source.startswith("/"):
-        return source
-    return source.replace("\\", "/").rpartition("/")[2]
+    return dataset_id(source) or source.replace("\\", "/").rpartition("/")[2]

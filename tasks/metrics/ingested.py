@@ -11,7 +11,7 @@ from pathlib import Path
 from flowmill.configs.data import DataSection
 from flowmill.storage.artifacts.commit import ArtifactStore
 from flowmill.storage.layout import ArtifactRef
-from flowmill.tasks.inputs.data_section import dataset_id
+from flowmill.tasks.inputs.rows.row import dataset_id
 from flowmill.tasks.metrics.samples import artifact_table
 
 #: File of a shard with the rows that were left out: place and reason of each.
@@ -71,13 +71,13 @@ def ingested_figures(store: ArtifactStore, ref: ArtifactRef, section: DataSectio
     refused: list[tuple[str, str]] = []
     for record in store.shards(ref):
         refused += json.loads((store.folder(ref, record) / REFUSED).read_text())
-    source = Path(section.train)
+    source, dataset = Path(section.train), dataset_id(section.train)
     below = f"{source if source.is_dir() else source.parent}/"
     stated = Counter(license_of(text) for text in table.column("metadata").to_pylist())
     samples = int(manifest.summary["samples"])
     return IngestedFigures(
-        source=source.name if source.is_absolute() else section.train,
-        dataset=dataset_id(section),
+        source=dataset or source.name,
+        dataset=dataset,
         kind="pairs" if section.paired else "rated samples" if section.rating is not None else "samples",
         # The names of a row's samples begin alike.
         rows=len({name.partition("-")[0] for name in table.column("sample_id").to_pylist()}),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowmill.tasks.inputs.base_model import describe_base, license_identity
-from flowmill.tasks.inputs.data_section import dataset_id
 from flowmill.tasks.inputs.prompts import prompt_set
+from flowmill.tasks.inputs.rows.row import dataset_id
 from flowmill.tasks.modalities.modality import ExportRequest
 from flowmill.tasks.specs.graph import Node, policy_after
 from flowmill.tasks.stages.stage import Output, Shard, Stage
@@ -38,7 +38,7 @@ class ExportStage(Stage):
             "prompts": [prompt_set(config.prompts, "train"), prompt_set(config.prompts, "heldout")],
             "rewards": [[section.name, section.slot, section.weight] for section in config.rewards],
             "judges": [section.slot for section in config.evaluate.judges],
-            **({"data": dataset} if config.data and (dataset := dataset_id(config.data)) else {}),
+            **({"data": dataset} if config.data and (dataset := dataset_id(config.data.train)) else {}),
             **self._folder_options(),
         }
 

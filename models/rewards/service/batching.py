@@ -68,7 +68,7 @@ class Batcher:
     ) -> None:
         """Bind to a reward. ``call``: returns the scores of requests whose samples have one shape and dtype."""
         self._call, self._limits, self._metrics = call, limits, metrics
-        self._asked: asyncio.Queue[asyncio.Future[Scores]] = asyncio.Queue()
+        self._queue: asyncio.Queue[asyncio.Future[Scores]] = asyncio.Queue()
         self._works: dict[asyncio.Future[Scores], Batch] = {}
         self._waiting = 0
 
@@ -81,7 +81,7 @@ class Batcher:
         self._works[done] = work
         self._note(len(work))
         try:
-            self._asked.put_nowait(done)
+            self._queue.put_nowait(done)
             return await done
         finally:
             del self._works[done]
@@ -98,14 +98,14 @@ class Batcher:
 
     async def _gather(self) -> list[_Job]:
         """Return the next request, and those that arrive within ``wait_s`` after it."""
-        asked = [await self._asked.get()]
+        requests = [await self._queue.get()]
         until = time.monotonic() + self._limits.wait_s
-        while sum(len(self._works.get(done, ())) for done in asked) < self._limits.join:
+        while sum(len(self._works.get(done, ())) for done in requests) < self._limits.join:
             try:
-                asked.append(await asyncio.wait_for(self._asked.get(), until - time.monotonic()))
+                requests.append(await asyncio.wait_for(self._queue.get(), until - time.monotonic()))
             except TimeoutError:
                 break
-        return [_Job(self._works[done], done) for done in asked if not done.done()]
+        return [_Job(self._works[done], done) for done in requests if not done.done()]
 
     async def _answer(self, jobs: Sequence[_Job]) -> None:
         """Answer requests together, or each alone if that fails; errors go to the requests."""

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from flowmill.configs.addresses import holds_token
+from flowmill.configs.errors import whole_characters
 from flowmill.models.rewards.base import Batch, Scores
 from flowmill.models.rewards.service import wire
 from flowmill.models.rewards.service.batching import Batcher, BusyError, Metrics
@@ -60,7 +61,7 @@ class Door:
             more = {"retry-after": "1"} if refused.status == 429 else {}
             said = {"detail": str(refused)} | ({"cause": refused.cause} if refused.cause else {})
             # An error of a reward may hold halves of characters, which no answer holds.
-            said = {name: text.encode(errors="replace").decode() for name, text in said.items()}
+            said = {name: whole_characters(text) for name, text in said.items()}
             return JSONResponse(said, status_code=refused.status, headers=more)
 
         @app.get(METRICS, dependencies=[Depends(self.authorized)])

@@ -89,6 +89,12 @@ def ending_of(name: str) -> str:
     return next((ending for ending in (*LINES, *OTHERS) if name.endswith(ending)), "")
 
 
+def dataset_id(source: str) -> str | None:
+    """Return the id of a dataset of the hub that a config names; None for a file or folder."""
+    # Loading a config makes existing paths absolute.
+    return None if ending_of(source) or source.startswith("/") else source
+
+
 @lru_cache(maxsize=1024)
 def _unit_of(source: str) -> str:
     if source.lower().endswith(MEDIA):

@@ -12,11 +12,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from flowmill.configs.data import DataSection
 from flowmill.configs.errors import ConfigError
 from flowmill.models.policies.causal_lm import CausalLM
 from flowmill.models.weights.lora_files import PEFT_FILE
-from flowmill.tasks.inputs.data_section import dataset_id
+from flowmill.tasks.inputs.rows.row import dataset_id
 from flowmill.tasks.inputs.weight_sources import exported_folder
 from flowmill.tasks.metrics import ingested
 from flowmill.tasks.metrics.evaluations import evaluation_figures
@@ -79,10 +78,9 @@ def test_cards_hold_no_name_that_no_fingerprint_has(tmp_path: Path) -> None:
 
 
 def test_cards_name_a_dataset_of_the_hub_which_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = DataSection(train="owner/name", sample="answer")
-    assert dataset_id(section) == "owner/name"
+    assert dataset_id("owner/name") == "owner/name"
     for name in ("/folder/name", "name.csv", "name.jsonl.gz"):
-        assert dataset_id(section.model_copy(update={"train": name})) is None
+        assert dataset_id(name) is None
     of_file = folder_of(exported(tmp_path, *GIVEN, data_of(tmp_path, "one.jsonl")))
     for module in (export, ingested):
         monkeypatch.setattr(module, "dataset_id", lambda _: "owner/name")
